@@ -20,6 +20,11 @@ RUN (command -v cc || (apt-get update && apt-get install --yes --no-install-reco
  || (echo "Placement could not be compiled, as reported above: it is interpreted, and needs twice the CPU." \
  && /opt/build/bin/hatchling build --directory /dist --target wheel)
 
+# The hook by which container runtimes have a container limited before it starts: static, as it runs on the host.
+RUN mkdir -p /dist/libexec \
+ && (gcc -static -O2 -s -std=gnu11 -Wall -Wextra -o /dist/libexec/leasehold-limit-hook services/node_agent/memory_limits/limit_hook.c \
+ || echo "The hook could not be compiled, as reported above: the driver's limits on memory are not used.")
+
 FROM source AS wheel-simulated
 COPY simcluster simcluster
 RUN /opt/build/bin/hatchling build --directory /dist --target wheel \
@@ -31,6 +36,7 @@ COPY locks/runtime.txt .
 RUN python3 -m venv /opt/leasehold \
  && /opt/leasehold/bin/pip install --no-cache-dir --requirement runtime.txt
 COPY --from=wheel /dist /dist
+RUN mkdir -p /opt/leasehold/libexec && cp -r /dist/libexec /opt/leasehold
 RUN /opt/leasehold/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
  && /opt/leasehold/bin/pip uninstall --yes --quiet pip setuptools \
  && /opt/leasehold/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/leasehold/lib

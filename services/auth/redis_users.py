@@ -100,7 +100,7 @@ USERS = (
         name="operator",
         functions=(
             *("read_nodes", "try_write", "read_budgets", "list_waiting", "query"),
-            "read_quotas",
+            *("list_unreadable", "read_quotas"),
         ),
         reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET),
         commands=("info", "config|get", "acl|dryrun"),

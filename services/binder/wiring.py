@@ -44,6 +44,7 @@ from shared.runtime.leadership import Leadership
 from shared.runtime.run import open_bus, serve
 from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
+from shared.runtime.telemetry import open_tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def build_binder(
     updater = LedgerUpdater(ledger, LostLeases(ledger, holders, agents, clock=clock), events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers, sender)
-    leads = preemptions.leadership.holds
+    rebuild = _ledger_rebuild(ports, evidence, holders, sender)
     volumes = _volume_binder(ports, updater, conditions, events, volume_bind_timeout_s)
     binder = PodBinder(
         ledger=ledger,
@@ -109,8 +110,8 @@ def build_binder(
         sweeper=Sweeper(ledger, clock, volumes.forsake),
         reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
         evidence=evidence,
-        rebuild=_ledger_rebuild(ports, evidence, holders, sender),
-        records=RecordWatch(ledger=ledger, events=events, leads=leads, clock=clock),
+        rebuild=rebuild,
+        records=RecordWatch(ledger, rebuild.renew, events, preemptions.leadership.holds, clock),
         libraries=LibraryRemoval(ledger.part(FunctionLibraries)),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
@@ -219,12 +220,15 @@ async def serve_binder(
         )
 
         bus.on_refused = binder.refusals.refuse
+        tracing = open_tracing("binder", settings)
+        binder.preemptions.tracing = tracing
         await serve(
             "binder",
             binder,
             bus=bus,
             settings=settings,
             probes={"api": api_server.unready_reason, "redis": ledger.unready_reason},
+            tracing=tracing,
             begin=partial(bus.publish, [ResyncRequested(reason="a binder has started")]),
             process=process,
             beside=beside(client, ledger, bus, clock),

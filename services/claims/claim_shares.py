@@ -4,10 +4,12 @@ A scheduler has chosen the devices: shares are exactly what was allocated.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec import structs
 
 from shared.model.devices.device import Device, MigProfile
+from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, WHOLE, SharingMode
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.leases.lease_copy import dump_lease
@@ -30,17 +32,17 @@ def reservation_of(
 ) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
     devices = {
-        name: (device, instance)
-        for device, _ in (node.devices if node else ())
+        name: (device, use, instance)
+        for device, use in (node.devices if node else ())
         for name, instance in claimable(device).items()
     }
     shares: list[Share] = []
     for allocated in claim.devices:
         if allocated.device not in devices:
             return f"node {claim.node} has no device {allocated.device}"
-        device, instance = devices[allocated.device]
+        device, use, instance = devices[allocated.device]
         if instance is None:
-            shares.append(share_of(allocated, device))
+            shares.append(share_of(allocated, device, use.mode))
         else:
             shares.append(instance_of(allocated, device, *instance))
     lease = Lease(
@@ -68,8 +70,10 @@ def reservation_of(
     )
 
 
-def share_of(allocated: AllocatedDevice, device: Device) -> Share:
-    """Return the share of a device that was allocated.
+def share_of(
+    allocated: AllocatedDevice, device: Device, mode: SharingMode | Literal[""] = ""
+) -> Share:
+    """Return the share of a device in this mode that was allocated.
 
     All memory of a device makes the share exclusive. A share without cores fits beside others that
     have them all, as the scheduler's sum of capacities has it.
@@ -77,18 +81,27 @@ def share_of(allocated: AllocatedDevice, device: Device) -> Share:
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
     whole = memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
     sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
+    capped = allocated.cores_percent > 0
+    held = device.offer.holding(NO_DEMAND, mode=mode, capped=capped)
+    holding = WHOLE if whole else held or UNHELD
     return structs.replace(
         _share(allocated, device, memory_mib),
         cores_percent=ALL_PERCENT if whole else allocated.cores_percent,
         whole=whole,
         sharing=SharingPolicy.EXCLUSIVE if whole else sharing,
+        memory=holding.memory,
+        compute=holding.compute,
+        mode=holding.mode,
     )
 
 
 def instance_of(
     allocated: AllocatedDevice, device: Device, place: MigPlacement, profile: MigProfile
 ) -> Share:
-    return structs.replace(_share(allocated, device, profile.memory_mib), mig=place)
+    share = _share(allocated, device, profile.memory_mib)
+    return structs.replace(
+        share, mig=place, memory=INSTANCE.memory, compute=INSTANCE.compute, mode=INSTANCE.mode
+    )
 
 
 def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share:

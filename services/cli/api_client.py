@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from services.cli.arguments import ClusterArguments, StateArguments
-from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
+from services.cli.state_dir import optional_path, stack_of, supervisor_pid
 from services.cli.terminal import program
 from shared.kubernetes.errors import (
     ForbiddenError,
@@ -160,8 +160,8 @@ class ApiClient:
     """
 
     def __init__(self, flags: ClusterArguments) -> None:
-        directory = StateDir.found(flags.state, flags.kubeconfig)
-        saved = None if flags.context else load_state(directory)
+        directory, stack = stack_of(flags)
+        saved = None if flags.context else stack
         elsewhere = flags.context or flags.kubeconfig
         if saved is None and flags.state != StateArguments.state and not elsewhere:
             raise UnavailableError(

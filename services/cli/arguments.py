@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
+from services.cli.terminal import CUSTOM_COLUMNS
 from shared.model.quantity import MINUTE_S
 from shared.runtime.settings import RedisLogin, argument
 
@@ -130,6 +131,30 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 def output(*more: str) -> Any:
     short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
     return argument("", "format (default: text)", "-o", one_of=(*FORMS, *more), constants=short)
+
+
+class Forms(tuple[str, ...]):
+    """Values of --output, of which custom columns have any columns."""
+
+    __slots__ = ()
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or str(value).startswith(CUSTOM_COLUMNS)
+
+
+def listed(*more: str) -> Any:
+    """Declare the form of a list of objects, which may have columns of one's own."""
+    text = "format (default: text); custom-columns=POD:.name,NODE:.node shows fields of -o json"
+    return argument("", text, "-o", one_of=Forms((*FORMS, *more)), constants={"--json": "json"})
+
+
+def sort_by() -> Any:
+    text = "order the objects by this field of -o json, such as .created_at"
+    return argument("", text, metavar="PATH")
+
+
+def no_headers() -> Any:
+    return argument(False, "leave out the titles of columns")
 
 
 def namespace(default: str | None = None, *, all_: bool = False) -> Any:

@@ -17,8 +17,10 @@ from services.cli.arguments import (
     absolute,
     command,
     ledger_url,
+    listed,
     min_runtime,
     namespace,
+    no_headers,
     not_empty,
     output,
     pod,
@@ -26,6 +28,7 @@ from services.cli.arguments import (
     schedulers,
     scope,
     selector,
+    sort_by,
     volcano_conf,
     watch,
 )
@@ -143,7 +146,9 @@ class Gpus(UsageArguments):
 
     watch: bool = watch()
     selector: str = selector("nodes")
-    output: str = output("wide", "name")
+    output: str = listed("wide", "name")
+    sort_by: str = sort_by()
+    no_headers: bool = no_headers()
 
 
 @command(
@@ -152,6 +157,7 @@ class Gpus(UsageArguments):
     "-A",
     "-n team-a -l app=train -o wide",
     "my-pod -n team-a -o json | jq -r '.leases[].node'",
+    "--sort-by .created_at -o custom-columns=POD:.name,GPU:.shares[*].index --no-headers",
 )
 class Ps(UsageArguments):
     """Show pods with leases, and waiting pods with the reason."""
@@ -160,7 +166,9 @@ class Ps(UsageArguments):
     namespace: str = namespace(all_=True)
     watch: bool = watch()
     selector: str = selector("pods")
-    output: str = output("wide", "name")
+    output: str = listed("wide", "name")
+    sort_by: str = sort_by()
+    no_headers: bool = no_headers()
 
 
 @command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
@@ -170,7 +178,9 @@ class Top(UsageArguments):
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
     namespace: str = namespace(all_=True)
     selector: str = selector("pods")
-    output: str = output("wide", "name")
+    output: str = listed("wide", "name")
+    sort_by: str = sort_by()
+    no_headers: bool = no_headers()
     node: str = argument("", "default: all")
     interval: float = argument(2.0, "default: 2", metavar="SECONDS", at_least=0.1)
     once: bool = argument(False, "print it once, as without a terminal")
@@ -328,7 +338,9 @@ class BudgetArguments(ClusterArguments):
     """Show GPU-time budgets, or grant GPU time to a namespace."""
 
     watch: bool = watch()
-    output: str = output("wide", "name")
+    output: str = listed("wide", "name")
+    sort_by: str = sort_by()
+    no_headers: bool = no_headers()
     words: tuple[str, ...] = argument(
         (),
         "a namespace; or: grant NAMESPACE MINUTES",
@@ -388,6 +400,9 @@ class PreemptionsArguments(ClusterArguments):
     """Show preemptions and evictions, or the pods that would be evicted for a pod."""
 
     watch: bool = watch()
+    output: str = listed()
+    sort_by: str = sort_by()
+    no_headers: bool = no_headers()
     dry_run: str = argument(
         "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
     )

@@ -20,7 +20,7 @@ class FittedTable:
     """A table without as many of its least valuable columns as the width requires.
 
     No cell is shortened; texts in the columns `wrapped` continue on the next line. A `wide` table
-    has all columns, others not those `of_wide`.
+    has all columns, others not those `of_wide`. Without `headers`, the titles are not shown.
     """
 
     def __init__(
@@ -30,8 +30,10 @@ class FittedTable:
         wrapped: str = "",
         wide: bool = False,
         of_wide: Sequence[str] = (),
+        headers: bool = True,
     ) -> None:
         self.titles = titles
+        self.headers = headers
         self.wrapped = wrapped
         self.least, self.hidden = ((), ()) if wide else (least, of_wide)
         self.rows: list[tuple[tuple[str | Text, ...], str]] = []
@@ -49,7 +51,7 @@ class FittedTable:
         for title in self.least:
             if _sum(widths) > options.max_width:
                 del widths[title]
-        made = Table(box=None, pad_edge=False, header_style="bold")
+        made = Table(box=None, pad_edge=False, header_style="bold", show_header=self.headers)
         for title, width in widths.items():
             made.add_column(title, no_wrap=title != self.wrapped, min_width=width)
         for cells, style in self.rows:
@@ -60,8 +62,9 @@ class FittedTable:
     def _width(self, number: int) -> int:
         if self.titles[number] == self.wrapped:
             return WRAPPED_WIDTH
-        cells = (str(cells[number]) for cells, _ in self.rows)
-        return max(map(cell_len, (self.titles[number], *cells)))
+        cells = [str(cells[number]) for cells, _ in self.rows]
+        title = [self.titles[number]] if self.headers else []
+        return max(map(cell_len, [*title, *cells]), default=0)
 
 
 def _sum(widths: Mapping[str, int]) -> int:

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from services.cli.arguments import StateArguments
+from services.cli.arguments import ClusterArguments, StateArguments
 from services.cli.terminal import program
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 
@@ -165,6 +165,23 @@ def load_state(directory: StateDir) -> State | None:
     except (OSError, *UNDECODABLE):
         return None
     return state if state.format == FORMAT else None
+
+
+def stack_of(flags: ClusterArguments) -> tuple[StateDir, State | None]:
+    """Return the state directory that flags name, and its stack, or None if another cluster counts.
+
+    A stack of the default directory that does not run gives way to a KUBECONFIG of another cluster.
+    Raises UnavailableError if this user may not read it.
+    """
+    directory = StateDir.found(flags.state, flags.kubeconfig)
+    state = load_state(directory)
+    if state is None or flags.kubeconfig or flags.state != StateArguments.state:
+        return directory, state
+    named = os.environ.get("KUBECONFIG", "")
+    names_another = named and Path(named).absolute() != Path(state.kubeconfig).absolute()
+    if names_another and supervisor_pid(directory) is None:
+        return directory, None
+    return directory, state
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 NAME = "leasehold"
 PLUGIN = "kubectl-leasehold"
 """kubectl runs a program of this name as `kubectl leasehold`."""
@@ -43,6 +44,9 @@ UNBROKEN_WIDTH = 4_000
 """Columns where the output is not a terminal: lines are never broken there."""
 
 
+API_VERSION = "cli.leasehold.dev/v1"
+"""Of the documents that commands print as JSON and YAML; no API server has them."""
+CUSTOM_COLUMNS = "custom-columns="
 INTERVAL_S = 2.0
 """Interval of the output of commands with --watch."""
 CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
@@ -51,9 +55,9 @@ CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share",
 
 def present(
     flags: Any,
-    read: Callable[[], T],
-    text: Callable[[T], "RenderableType"],
-    names: Callable[[T], Iterable[str]] = lambda _: (),
+    read: Callable[[], S],
+    text: Callable[[S], "RenderableType"],
+    names: Callable[[S], Iterable[str]] = lambda _: (),
 ) -> int:
     """Show what is read in the form that the flags name, and return 0.
 
@@ -88,22 +92,28 @@ def show(
     view: T,
     text: Callable[[T], "RenderableType"],
     names: Callable[[T], Iterable[str]] = lambda _: (),
+    kind: str = "",
 ) -> None:
     if output in {"json", "yaml"}:
-        print_document(view, output)
+        print_document(view, output, kind)
     elif output == "name":
         print(printable_lines("".join(f"{name}\n" for name in dict.fromkeys(names(view)))), end="")
     else:
         print_text(text(view))
 
 
-def print_document(document: Any, output: str) -> None:
-    """Print a document as `json` or `yaml`.
+def print_document(document: Any, output: str, kind: str = "") -> None:
+    """Print a document as `json` or `yaml`, with its `kind`, by default named after its type.
 
     Texts in which anything could change how a terminal shows the rest are escaped, as the form
     allows: readers of JSON and YAML get what the document has.
     """
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    typed = {
+        "apiVersion": API_VERSION,
+        "kind": kind or type(document).__name__.removesuffix("View"),
+        **msgspec.to_builtins(document),
+    }
+    text = msgspec.json.format(msgspec.json.encode(typed), indent=1).decode()
     plain = msgspec.json.decode(text)
     is_printable = printable_lines(text) == text
     if output == "yaml":

@@ -88,7 +88,7 @@ class DeviceWatcher:
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
         )
-        config = config if software.isolation_available else config.without_isolation()
+        await self.node.enforcers.find_out(gpus)
         try:
             await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:
@@ -124,6 +124,7 @@ class DeviceWatcher:
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())
         devices = inventory.devices_of(gpus, config, before, self.health.faults, held)
+        devices = self.node.enforcers.offered(devices, gpus, config)
         removed = {device.uuid for device in before}.difference(device.uuid for device in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
         self._note_unread(inventory.unread_devices(self.driver.unread, devices, config))

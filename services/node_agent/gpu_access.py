@@ -6,6 +6,8 @@ from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver, SampleDevices
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.memory_limits.container_limits import LimitSetters
+from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import Partitioners
 from services.node_agent.partition.partition_client import RemotePartitioner
@@ -17,6 +19,8 @@ class NodeGpus:
     driver: GpuDriver | RemotePartitioner
     sample: SampleDevices
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
+    limits: LimitSetters | None = None
+    """What sets the driver's limits on memory, or None if nothing may."""
     has_processes: bool = True
     """Whether `/proc` shows the processes of the GPUs."""
 
@@ -30,7 +34,12 @@ class NodeGpus:
 
 def open_gpus(settings: AgentSettings) -> NodeGpus:
     gpus = NvmlGpus(proc=settings.proc_dir)
-    return NodeGpus(driver=with_partitioner(gpus, settings), sample=NvmlProcesses().sample)
+    socket = settings.partition_socket
+    return NodeGpus(
+        driver=with_partitioner(gpus, settings),
+        sample=NvmlProcesses().sample,
+        limits=None if socket is None else RemoteLimits(socket),
+    )
 
 
 def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemotePartitioner:

@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from shared.model.errors import LeaseholdError
 from shared.model.leases.lease import Lease
 from shared.runtime import telemetry
+from shared.runtime.span_attributes import CONTAINER, lease_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,12 @@ LIBRARY = Gauge(
 )
 
 
+LIMITS_PUT_BACK = Counter(
+    "leasehold_limits_put_back",
+    "Limits of containers that differed from their leases when they were read back, by what holds "
+    "them and whether they were set again.",
+    ["enforcer", "outcome"],
+)
 DEVICE_LIST = Gauge(
     "leasehold_agent_device_list_info",
     "1 for how devices are passed to new containers, if the agent chooses that.",
@@ -78,6 +85,12 @@ OPEN_RUNTIME = Gauge(
     "`unreadable` if the settings cannot be read.",
     ["setting"],
 )
+LIMIT_HOOKS = Counter(
+    "leasehold_memory_limit_hooks",
+    "Containers for which the runtime called the hook that limits them, by outcome.",
+    ["outcome"],
+)
+LIMIT_HOOKS.labels("refused")  # at 0 from the start, or the first one would be no increase
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",
@@ -94,12 +107,8 @@ class AgentMetrics:
     @contextlib.contextmanager
     def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
         """Yields the trace context of the allocation, or the lease's."""
-        facts = {
-            "k8s.pod.uid": lease.pod,
-            "k8s.pod.name": lease.name,
-            "k8s.namespace.name": lease.namespace,
-            "k8s.node.name": lease.node,
-            "k8s.container.name": container,
+        facts = lease_attributes(lease) | {
+            "leasehold.claim.request" if lease.claim else CONTAINER: container,
             "leasehold.resource": resource,
         }
         span = self.tracing.span("allocate devices", lease.trace, facts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.cdi_files import CdiFiles
+from services.node_agent.enforcers.table import Enforcers
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
@@ -60,6 +61,7 @@ class Node:
     checkpoint: Checkpoint
     lease_sync: LeaseSync
     files: ContainerFiles
+    enforcers: Enforcers
     cdi: CdiFiles
     metrics: AgentMetrics
     clock: Clock = field(default_factory=SystemClock)

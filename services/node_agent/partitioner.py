@@ -1,4 +1,4 @@
-"""`python -m services.node_agent.partitioner`: changes MIG layouts for the agent of its node.
+"""`python -m services.node_agent.partitioner`: MIG layouts and limits of memory for a node's agent.
 
 The one process with the privileges that this needs; see docs/decisions/0004.
 """
@@ -11,16 +11,21 @@ from pathlib import Path
 
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
+from services.node_agent.memory_limits.cgroup_tree import CGROUPS, CgroupTree
+from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.partition.partition_server import PartitionServer
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, log_level_setting, setting
 
 NAME = "partitioner"
-ABOUT = """Changes the layouts of GPUs in MIG mode for this node's unprivileged agent.
+ABOUT = """Changes layouts of GPUs in MIG mode, and sets the driver's limits on the memory of
+containers, for this node's unprivileged agent.
 
-It needs CAP_SYS_ADMIN and the driver's MIG capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
-NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit), and nothing else: no network, no
-API server, no kubelet."""
+It needs CAP_SYS_ADMIN; for MIG the driver's capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
+NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit); for limits of memory the driver
+R615, the PIDs of the node and its /sys/fs/cgroup, writable. It needs no network, no API server and
+no kubelet."""
 EXAMPLES = (
     "python -m services.node_agent.partitioner --socket /run/leasehold/partition.sock",
     "python -m services.node_agent --partition-socket /run/leasehold/partition.sock   # beside it",
@@ -35,7 +40,19 @@ class PartitionerSettings:
     agent_uid: int | None = setting(
         None, "user whose processes are served; default: the partitioner's own", at_most=2**32 - 2
     )
+    cgroup_root: Path = setting(
+        CGROUPS, "the node's cgroups, version 2, for limits of memory by the driver"
+    )
+    proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
+    fences_file: Path | None = setting(
+        None, "file of the fences of limits of memory, on the node; a reboot may remove it; "
+        "default: memory-limit-fences.json beside the socket"
+    )  # fmt: skip
     log_level: str = log_level_setting()
+
+    @property
+    def fences(self) -> Path:
+        return self.fences_file or self.socket.with_name("memory-limit-fences.json")
 
 
 async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
@@ -44,7 +61,13 @@ async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     uid = os.geteuid() if settings.agent_uid is None else settings.agent_uid
-    async with PartitionServer(gpus, agent_uid=uid).serve(settings.socket):
+    limits = LimitSetter(
+        NvmlMemoryLimits(),
+        CgroupTree(settings.cgroup_root),
+        fences=settings.fences,
+        proc=settings.proc_dir,
+    )
+    async with PartitionServer(gpus, agent_uid=uid, limits=limits).serve(settings.socket):
         await stop.wait()
 
 

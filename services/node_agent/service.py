@@ -322,6 +322,10 @@ class NodeAgent:
     async def watch_usage(self) -> None:
         await self.usage.run()
 
+    @loops
+    async def audit_limits(self) -> None:
+        await self.usage.audit.run()
+
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:
         await self.runtime.check()

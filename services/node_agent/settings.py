@@ -14,6 +14,7 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.container_runtime.bundles import BUNDLES
 from services.node_agent.gpus.inventory import SharingConfig
+from services.node_agent.memory_limits.hook_program import PROGRAM
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
@@ -129,6 +130,14 @@ class AgentSettings(ServiceSettings):
     partition_socket: Path | None = setting(
         None, "socket of the partitioner, which has the rights to list and change MIG instances; "
         "without it, real devices keep their layouts"
+    )  # fmt: skip
+    driver_limits: bool = setting(
+        True, "have the NVIDIA driver limit the memory of containers where it can (R615), by the "
+        "partitioner; otherwise HAMi-core does"
+    )  # fmt: skip
+    limit_hook: Path | None = setting(
+        None, "the program by which container runtimes have a container limited before it starts; "
+        f"the agent copies it to STATE_DIR; default: libexec/{PROGRAM} of the agent's environment"
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,

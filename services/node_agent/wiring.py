@@ -16,6 +16,7 @@ from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
@@ -25,6 +26,9 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
+from services.node_agent.memory_limits.container_limits import ContainerLimits, ListPods
+from services.node_agent.memory_limits.hook_program import BUILT, HookProgram
+from services.node_agent.memory_limits.hook_server import HookServer
 from services.node_agent.metrics import (
     LEASES,
     LEFTOVERS,
@@ -85,23 +89,22 @@ async def node_agent(
         kubernetes = KubernetesClient(load_credentials(settings.kubeconfig, environ=os.environ))
         kubelet = await stack.enter_async_context(KubernetesClient(read_credentials()))
         socket = settings.kubelet_dir / "pod-resources" / "kubelet.sock"
+        cdi = _cdi_files(settings, gpus, checkpoint, kubernetes)
+        pods = KubeletPods(kubelet, read_credentials)
+        limits = _container_limits(settings, gpus, checkpoint, cdi, pods.list_pods)
+        if limits is not None:
+            hooks = HookServer(limits.program.socket, limits.start_container)
+            await stack.enter_async_context(hooks.serve())
         node = Node(
             name=settings.node_name,
             kubernetes=await stack.enter_async_context(kubernetes),
-            kubelet=KubeletPods(kubelet, read_credentials),
+            kubelet=pods,
             pod_resources=await stack.enter_async_context(KubeletPodResources.connected(socket)),
             checkpoint=checkpoint,
             lease_sync=LeaseSync(KnownLeases(settings.node_name), bus),
             files=files,
-            cdi=CdiFiles(
-                settings.cdi_directory,
-                settings.device_list_strategies,
-                places=settings.driver_places,
-                read_runtime=functools.partial(_container_runtime, kubernetes, settings),
-                list_instances=gpus.driver.instances,
-                checkpoint=checkpoint,
-                used_by_claims=settings.dra is not DraMode.OFF,
-            ),
+            enforcers=enforcer_table(files, limits),
+            cdi=cdi,
             metrics=AgentMetrics(tracing),
             clock=clock or SystemClock(),
             timing=timing,
@@ -120,6 +123,45 @@ async def node_agent(
             await agent.watcher.probe()
         notify_ready("serves the kubelet as soon as its socket exists")
         yield agent
+
+
+def _cdi_files(
+    settings: AgentSettings, gpus: NodeGpus, checkpoint: Checkpoint, kubernetes: KubernetesClient
+) -> CdiFiles:
+    return CdiFiles(
+        settings.cdi_directory,
+        settings.device_list_strategies,
+        places=settings.driver_places,
+        read_runtime=functools.partial(_container_runtime, kubernetes, settings),
+        list_instances=gpus.driver.instances,
+        checkpoint=checkpoint,
+        used_by_claims=settings.dra is not DraMode.OFF,
+    )
+
+
+def _container_limits(
+    settings: AgentSettings,
+    gpus: NodeGpus,
+    checkpoint: Checkpoint,
+    cdi: CdiFiles,
+    list_pods: ListPods,
+) -> ContainerLimits | None:
+    """Return what has the driver limit containers, or None if nothing may."""
+    if gpus.limits is None or not settings.driver_limits:
+        return None
+    program = HookProgram(
+        settings.state_dir.absolute(), settings.cdi_directory, settings.limit_hook or BUILT
+    )
+    return ContainerLimits(
+        settings.node_name,
+        gpus.limits,
+        checkpoint,
+        program,
+        strategies=lambda: cdi.strategies,
+        list_pods=list_pods,
+        proc=settings.proc_dir,
+        bundles=settings.bundle_directories,
+    )
 
 
 async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettings) -> str:

@@ -29,6 +29,8 @@ LARGEST_DEVICE_EVERY_S = 5.0
 """How often the largest device is published."""
 FIRST_DEVICE_EVERY_S = 0.5
 """How often a device is looked for while none is known: admission does not know its limit yet."""
+RULES_EVERY_S = 0.3
+"""How often the counts are compared by which rules about other pods refused waiting ones."""
 
 
 @dataclass(eq=False)
@@ -91,6 +93,16 @@ class Placer:
             await self.ledger_mirror.follow()
         except FeedTruncatedError:
             count("feed_truncated")
+
+    @emits
+    async def requeue_refused(self) -> AsyncIterator[Sequence[PodQueued]]:
+        """Publish pods again that their rules about other pods refused, once those have changed."""
+        while True:
+            await self.clock.sleep(RULES_EVERY_S)
+            if self.unready_reason() is None:
+                changed = self.rounds.refused_by_rules.take_changed(self.mirror.capacity)
+                if changed:
+                    yield changed
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:

@@ -41,6 +41,9 @@ class LeaseMirror:
         self._stale: set[NodeName] = set()
         self._follows = False
         self._reading = asyncio.Lock()
+        self.awaited = frozenset[NodeName]()
+        """Nodes on which plans wait for the end of leases."""
+        self.has_awaited_change = asyncio.Event()
 
     @loops
     async def follow_ledger(self) -> None:
@@ -51,7 +54,10 @@ class LeaseMirror:
         try:
             async for changes in self.ledger.changes(snapshot.position):
                 for change in changes:
-                    self._stale |= self._nodes_of(change)
+                    names = self._nodes_of(change)
+                    self._stale |= names
+                    if not self.awaited.isdisjoint(names):
+                        self.has_awaited_change.set()
         finally:
             self._follows = False
 

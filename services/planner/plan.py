@@ -1,13 +1,17 @@
-"""Plans of preemption: the cheapest leases whose end makes a pending pod fit on one node; pure."""
+"""Plans of preemption: leases whose end makes a pending pod fit on one node, or a gang; pure.
 
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+A gang that would end ends as a whole, or so few of its pods end that its minimum stays.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
 from services.planner.rules import (
     Allowance,
+    EvictionTier,
     Exclusions,
     PreemptionRules,
     VictimCandidate,
@@ -19,29 +23,62 @@ from services.planner.rules import (
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals, WaitingPod
-from shared.model.leases.preemption import PreemptionState
+from shared.model.leases.preemption import PreemptionState, Victim
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.requests.placement import Placement
-from shared.model.requests.request import PodRequest
+from shared.model.requests.request import Gang, PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
+from shared.placing.endable_leases import (
+    EndableLease,
+    EndingGangs,
+    needs_others,
+    used_gpu_s,
+)
+from shared.placing.gang_room import GangRoom, GangRoomSearch
 from shared.placing.index.node_index import placement_key
 from shared.placing.preemption_rules import PendingPod, cause_for, lease_class
-from shared.placing.room import ClusterTrials, EndableLease, RoomSearch, used_gpu_s
+from shared.placing.room import ClusterTrials, RoomSearch
+from shared.placing.starts import WaitingUnit, with_claims
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
+
+NO_VICTIM = "no pod may be preempted for it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPlan:
-    placement: Placement
+    placements: tuple[Placement | None, ...]
+    """Of each pending pod; None: one of a gang that does not start with the others."""
     victims: tuple[VictimCandidate, ...]
+
+    @property
+    def placed(self) -> tuple[Placement, ...]:
+        return tuple(placement for placement in self.placements if placement is not None)
 
     @property
     def leases(self) -> list[Lease]:
         return [victim.lease for victim in self.victims]
 
     @property
+    def evicted(self) -> tuple[Victim, ...]:
+        """Return the pods, each once, also of one whose several claims end."""
+        by_pod = dict[PodUid, Victim]()
+        for victim in (victim for candidate in self.victims for victim in candidate.victims):
+            other = by_pod.get(victim.pod)
+            if other is not None:
+                claims = (*other.claims, *victim.claims)
+                devices = (*other.devices, *victim.devices)
+                victim = replace(victim, claims=claims, devices=devices)  # noqa: PLW2901
+            by_pod[victim.pod] = victim
+        return tuple(by_pod.values())
+
+    @property
     def devices(self) -> set[DeviceUuid]:
-        return {share.device for share in self.placement.shares}
+        return {share.device for placement in self.placed for share in placement.shares}
+
+    @property
+    def gangs(self) -> set[str]:
+        """Return the gangs of which pods end."""
+        return {lease.gang for lease in self.leases if lease.gang}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +95,23 @@ class EvictionLimits:
 
         The API server evicts no pod that several PodDisruptionBudgets select.
         """
-        if len(leases) > self.allowance.total:
+        namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
+        pods = namespace_of.keys()
+        if len(pods) > self.allowance.total:
             return False
-        namespaces = Counter(lease.namespace for lease in leases)
+        namespaces = Counter(namespace_of.values())
         if any(count > self.allowance.of(name) for name, count in namespaces.items()):
             return False
-        pods = {lease.pod for lease in leases}
         selected = Counter(pod for budget in self.disruption_budgets for pod in budget.pods & pods)
         return all(count < 2 for count in selected.values()) and all(
             len(budget.pods & pods) <= budget.allowed for budget in self.disruption_budgets
         )
 
     def after(self, leases: Collection[Lease]) -> Self:
-        pods = {lease.pod for lease in leases}
+        namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
+        pods = namespace_of.keys()
         used = Counter(self.allowance.used)
-        used.update(lease.namespace for lease in leases)
+        used.update(namespace_of.values())
         return replace(
             self,
             disruption_budgets=[
@@ -88,6 +127,41 @@ class PlanInput:
     trials: ClusterTrials
     candidates: Sequence[VictimCandidate]
     limits: EvictionLimits = field(default_factory=EvictionLimits)
+    ending: Collection[PodUid] = ()
+    """Pods that other preemptions end."""
+
+    def endables(self) -> list[EndableLease]:
+        """Return the candidates; all of a gang have the tier of the most undesirable one."""
+        worst = dict[str, EvictionTier]()
+        for candidate in self.candidates:
+            if needs_others(candidate.lease):
+                gang = candidate.lease.gang
+                worst[gang] = max(candidate.tier, worst.get(gang, candidate.tier))
+        # Placement is compiled for the image: an interpreted class cannot inherit from one of it.
+        return [
+            EndableLease(
+                lease=candidate.lease,
+                used_gpu_s=candidate.used_gpu_s,
+                tier=worst.get(candidate.lease.gang, candidate.tier),
+            )
+            for candidate in self.candidates
+        ]
+
+    def gangs_among(self, endables: Iterable[EndableLease]) -> EndingGangs:
+        nodes = self.trials.nodes.values()
+        leases = (lease for totals in nodes for lease in totals.leases)
+        return EndingGangs((lease for lease in leases if lease.pod not in self.ending), endables)
+
+    def allows(self, ends: Sequence[EndableLease]) -> bool:
+        return self.limits.allow([end.lease for end in ends])
+
+    def plan_of(
+        self, placements: tuple[Placement | None, ...], ends: Iterable[EndableLease]
+    ) -> PreemptionPlan:
+        by_pod = {candidate.lease.pod: candidate for candidate in self.candidates}
+        victims = [by_pod[end.lease.pod] for end in ends]
+        victims.sort(key=lambda victim: victim.lease.pod)
+        return PreemptionPlan(placements=placements, victims=tuple(victims))
 
 
 def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
@@ -102,26 +176,54 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
     if cheapest is not None:
         return cheapest
     if not any(given.limits.allow([candidate.lease]) for candidate in given.candidates):
-        return "no pod may be preempted for it"
+        return NO_VICTIM
     return "it would fit on no node even if every preemptible pod were evicted"
 
 
 def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     """Yield plans for a pod, the cheapest first; any of them is enough."""
-    search = RoomSearch(
-        request,
-        given.trials,
-        allows=lambda ends: given.limits.allow([end.lease for end in ends]),
-    )
-    by_pod = {candidate.lease.pod: candidate for candidate in given.candidates}
-    # Placement is compiled for the image: an interpreted class cannot inherit from a class of it.
-    endables = [
-        EndableLease(lease=candidate.lease, used_gpu_s=candidate.used_gpu_s, tier=candidate.tier)
-        for candidate in given.candidates
-    ]
+    endables = given.endables()
+    gangs = given.gangs_among(endables)
+    search = RoomSearch(request, given.trials, allows=given.allows, gangs=gangs)
     for room in search.rooms(endables):
-        victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
-        yield PreemptionPlan(placement=room.placement, victims=tuple(victims))
+        yield given.plan_of((room.placement,), room.ends)
+
+
+def plan_for_gang(
+    requests: Sequence[PodRequest], needed: int, gang: Gang, given: PlanInput
+) -> PreemptionPlan | str:
+    """Return few leases whose end makes `needed` of the pods of a gang fit, or why none is.
+
+    A gang with a topology gets room in one domain: in any that it requires, or, if it prefers some,
+    anywhere if none of these has room.
+    """
+    endables = given.endables()
+    gangs = given.gangs_among(endables)
+    preferred = (*gang.required_topology, *gang.preferred_topology)
+    best: GangRoom | None = None
+    for keys in dict.fromkeys((preferred, gang.required_topology)):
+        for nodes in _domains(given.trials.nodes.values(), keys):
+            search = GangRoomSearch(requests, needed, nodes, gangs, given.allows)
+            if search.fits():
+                return f"it will fit on {'nodes' if keys else 'the nodes'} as they are"
+            room = search.room(endables)
+            if room is not None and (best is None or room.cost < best.cost):
+                best = room
+        if best is not None:
+            return given.plan_of(best.placements, best.ends)
+    if not any(given.limits.allow([candidate.lease]) for candidate in given.candidates):
+        return NO_VICTIM
+    return "it would not fit even if every pod were evicted that may be evicted with the others"
+
+
+def _domains(nodes: Iterable[NodeTotals], keys: Sequence[str]) -> list[list[NodeTotals]]:
+    """Return the nodes by their values of these labels; those that lack one are left out."""
+    domains = dict[tuple[str, ...], list[NodeTotals]]()
+    for totals in nodes:
+        labels = totals.node.facts.labels
+        if all(key in labels for key in keys):
+            domains.setdefault(tuple(labels[key] for key in keys), []).append(totals)
+    return [domains[values] for values in sorted(domains)]
 
 
 @dataclass(eq=False)
@@ -137,41 +239,92 @@ class ClusterSnapshot:
         """Without the pods that are being deleted."""
         return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
 
+    def without_start_of(self, id_: str, state: PreemptionState) -> ClusterTrials:
+        """Return trials without the claims of a planned start, which a preemption replaces."""
+        own = [start for start in state.starts if start.id == id_]
+        leaving = {uid for uid, pod in self.pods.items() if pod.deleting}
+        return ClusterTrials(with_claims(self.nodes, (), own), leaving)
+
+    def runs_any_of(self, gang: Gang) -> bool:
+        return any(lease.gang == gang.name for totals in self.nodes for lease in totals.leases)
+
     @cached_property
     def domains(self) -> list[Domain]:
         return all_domains(totals.node.facts for totals in self.nodes)
 
 
-def pending_pods(
+def pending_units(
     waiting: Sequence[WaitingPod], state: PreemptionState, now: float
-) -> list[WaitingPod]:
-    """Return the pods for which leases may be preempted, the best lease class first.
+) -> list[WaitingUnit]:
+    """Return the pods and gangs for which leases may be preempted, the best lease class first.
 
-    Pods of gangs are left out: capacity for one would be reserved while the others still wait.
+    Of a gang, all of whose pods start together, at least as many wait as it needs. Pods with
+    required rules about other pods are left out: plans do not count those.
     """
-    open_for = {read.preemption.id for read in state.open}
+    open_for = state.preemptors()
+    by_id = defaultdict[str, list[WaitingPod]](list)
+    for pod in waiting:
+        gang = gang_of(pod)
+        by_id[gang.name if gang else pod.queued.pod].append(pod)
 
-    def rank(pod: WaitingPod) -> tuple[int, int, float, str]:
-        queued = pod.queued
-        own_class = lease_class(state.budget_of(queued.namespace))
-        return (own_class, -queued.request.priority, pod.waiting_since, queued.pod)
+    def rank(unit: WaitingUnit) -> tuple[int, int, float, str]:
+        own_class = lease_class(state.budget_of(unit.namespace))
+        return (own_class, -unit.priority, unit.since, unit.id)
 
+    units = [unit_of(id_, pods) for id_, pods in by_id.items()]
     return sorted(
         (
-            pod
-            for pod in waiting
-            if pod.queued.pod not in open_for
-            and _could_use_devices(pod)
-            and is_worthwhile(state.budget_of(pod.queued.namespace), now)
+            unit
+            for unit in units
+            if open_for.isdisjoint(pod.queued.pod for pod in unit.pods)
+            and not unreached(unit)
+            and is_worthwhile(state.budget_of(unit.namespace), now)
         ),
         key=rank,
     )
 
 
-def _could_use_devices(pod: WaitingPod) -> bool:
-    request = pod.queued.request
-    in_gang = request.gang is not None and request.gang.decided_as_one
-    return bool(request.containers) and not (in_gang or pod.refusal.permanent or pod.refusal.quota)
+def gang_of(pod: WaitingPod) -> Gang | None:
+    """Return the gang without whose other pods it does not start, or None."""
+    gang = pod.queued.request.gang
+    return gang if gang is not None and gang.decided_as_one else None
+
+
+def unit_of(id_: str, pods: Sequence[WaitingPod]) -> WaitingUnit:
+    gang = gang_of(pods[0])
+    by_size = sorted(pods, key=lambda pod: pod.queued.request.size, reverse=True)
+    needed = gang.min_member if gang else 1
+    return WaitingUnit(id=id_, pods=tuple(by_size), needed=needed, gang=gang)
+
+
+def unreached(unit: WaitingUnit) -> str:
+    """Return why no freed device could help a pod or gang, or an empty text."""
+    refused = next((pod.refusal for pod in unit.pods if pod.refusal.permanent), None)
+    over_quota = next((pod.refusal for pod in unit.pods if pod.refusal.quota), None)
+    by_kube_scheduler = any(pod.queued.by_kube_scheduler for pod in unit.pods)
+    table = (
+        (refused is not None, f"no freed device could help: {refused.text if refused else ''}"),
+        (over_quota is not None, f"a quota refuses it: {over_quota.text if over_quota else ''}"),
+        (unit.gang and by_kube_scheduler, "kube-scheduler binds pods of its gang one by one"),
+        (not any(pod.queued.request.containers for pod in unit.pods), "it requests no device"),
+        (
+            any(pod.queued.request.has_required_rules for pod in unit.pods),
+            "plans do not count its required affinity to other pods, anti-affinity or spread",
+        ),
+        (
+            len(unit.pods) < unit.needed,
+            f"{len(unit.pods)} pods of its gang wait, and it needs {unit.needed}",
+        ),
+        (
+            len({_topology(pod.queued.request.gang) for pod in unit.pods}) > 1,
+            "the pods of its gang name different topologies",
+        ),
+    )
+    return next((reason for applies, reason in table if applies), "")
+
+
+def _topology(gang: Gang | None) -> tuple[tuple[str, ...], ...]:
+    return (gang.required_topology, gang.preferred_topology) if gang else ()
 
 
 def plan_input(
@@ -188,19 +341,20 @@ def plan_input(
     for node, lease in (
         (totals.node, lease) for totals in cluster.nodes for lease in totals.leases
     ):
-        pod = cluster.pods.get(lease.pod)
+        pods = [pod for uid in lease.users if (pod := cluster.pods.get(uid)) is not None]
         theirs = state.budget_of(lease.namespace)
-        if pod is None or lease.pod == pending.pod:
+        if not pods or len(pods) < len(lease.users) or lease.pod == pending.pod:
             continue
-        cause = cause_for(pending, theirs, own, pod.priority)
-        if cause is None or exclusions.reason(lease, pod) is not None:
+        cause = cause_for(pending, theirs, own, max(pod.priority for pod in pods))
+        if cause is None or any(exclusions.reason(lease, pod) is not None for pod in pods):
             continue
-        victim = preempted(lease, pod, cause, theirs)
+        victims = tuple(preempted(lease, pod, cause, theirs) for pod in pods)
+        tiers = (tier_of(victim, pod, theirs) for victim, pod in zip(victims, pods, strict=True))
         candidates.append(
             VictimCandidate(
                 lease=lease,
-                victim=victim,
-                tier=tier_of(victim, pod, theirs),
+                victims=victims,
+                tier=max(tiers),
                 used_gpu_s=used_gpu_s(lease, node, now),
             )
         )
@@ -208,6 +362,7 @@ def plan_input(
         trials=cluster.trials,
         candidates=candidates,
         limits=limits_of(cluster, state, rules, now),
+        ending=state.victims(),
     )
 
 
@@ -235,35 +390,78 @@ class PlanRound:
         self._now = now
         self._inputs: dict[Hashable, PlanInput] = {}
         self._searches: dict[Hashable, Iterator[PreemptionPlan]] = {}
+        self._without_plan: set[Hashable] = set()
         self._victims: set[PodUid] = set()
+        self._gangs: set[str] = set()
         self._claimed: set[DeviceUuid] = set()
         self._limits = limits_of(cluster, state, rules, now)
 
-    def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
-        """Return a plan for a pod, of other victims and devices than those before, or None."""
-        for candidate in self._search(queued, pending):
-            pods = {lease.pod for lease in candidate.leases}
+    def next_plan(self, unit: WaitingUnit, pending: PendingPod) -> PreemptionPlan | None:
+        """Return a plan, of other victims and devices than those before, or None.
+
+        None for a gang beside other plans: it gets the first plan of a round.
+        """
+        if unit.gang is not None:
+            return None if self._victims else self._plan_for_gang(unit, unit.gang, pending)
+        for candidate in self._search(unit.pods[0].queued, pending):
+            pods = {pod for lease in candidate.leases for pod in lease.users}
             if (
                 self._victims.isdisjoint(pods)
+                and self._gangs.isdisjoint(candidate.gangs)
                 and self._claimed.isdisjoint(candidate.devices)
                 and self._limits.allow(candidate.leases)
             ):
-                self._victims |= pods
-                self._claimed |= candidate.devices
-                self._limits = self._limits.after(candidate.leases)
+                self._note(candidate)
                 return candidate
         return None
 
+    def _note(self, plan: PreemptionPlan) -> None:
+        self._victims |= {pod for lease in plan.leases for pod in lease.users}
+        self._gangs |= plan.gangs
+        self._claimed |= plan.devices
+        self._limits = self._limits.after(plan.leases)
+
+    def _plan_for_gang(
+        self, unit: WaitingUnit, gang: Gang, pending: PendingPod
+    ) -> PreemptionPlan | None:
+        requests = requests_of(unit, self.cluster)
+        kinds = Counter(map(placement_key, requests)).items()
+        topology = (gang.required_topology, gang.preferred_topology)
+        own = any(start.id == unit.id for start in self.state.starts)
+        key = (self._rank(pending), frozenset(kinds), unit.needed, topology, own and unit.id)
+        if key in self._without_plan or self.cluster.runs_any_of(gang):
+            return None
+        given = self._input(pending)
+        if own:
+            given = replace(given, trials=self.cluster.without_start_of(unit.id, self.state))
+        plan = plan_for_gang(requests, unit.needed, gang, given)
+        if isinstance(plan, str):
+            self._without_plan.add(key)
+            return None
+        self._note(plan)
+        return plan
+
+    def _rank(self, pending: PendingPod) -> Hashable:
+        return (pending.namespace, pending.preempts, pending.priority)
+
+    def _input(self, pending: PendingPod) -> PlanInput:
+        rank = self._rank(pending)
+        if rank not in self._inputs:
+            self._inputs[rank] = plan_input(
+                pending, self.cluster, self.state, self._rules, now=self._now
+            )
+        return self._inputs[rank]
+
     def _search(self, queued: PodQueued, pending: PendingPod) -> Iterator[PreemptionPlan]:
         request = repelled_request(queued, self.cluster.domains)
-        rank = (pending.namespace, pending.preempts, request.priority)
-        key = (rank, placement_key(request))
+        key = (self._rank(pending), placement_key(request))
         if key not in self._searches:
-            if rank not in self._inputs:
-                self._inputs[rank] = plan_input(
-                    pending, self.cluster, self.state, self._rules, now=self._now
-                )
-            given = self._inputs[rank]
+            given = self._input(pending)
             fits = given.trials.node_as_it_is(request) is not None
             self._searches[key] = iter(()) if fits else _plans(request, given)
         return self._searches[key]
+
+
+def requests_of(unit: WaitingUnit, cluster: ClusterSnapshot) -> list[PodRequest]:
+    """Return the requests of the pods, with what repels each from nodes."""
+    return [repelled_request(pod.queued, cluster.domains) for pod in unit.pods]

@@ -5,12 +5,14 @@ One planner leads at a time. It stores a plan together with the claim on its dev
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from services.planner.cluster_view import ClusterView
 from services.planner.metrics import PLANNING, count_plan
-from services.planner.plan import ClusterSnapshot, PlanRound, PreemptionPlan, pending_pods
+from services.planner.plan import ClusterSnapshot, PlanRound, PreemptionPlan, pending_units
 from services.planner.rules import (
     VIOLATION_ID,
     PreemptionRules,
@@ -23,17 +25,18 @@ from services.planner.rules import (
 )
 from services.planner.start_planner import StartPlanner
 from shared.ledger.leases import RedisLeases
+from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import UnavailableError
-from shared.model.events.plan_events import ViolationConfirmed
-from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.plan_events import PlansChanged, ViolationConfirmed
+from shared.model.events.pod_events import BudgetChanged, PlacementRefused
 from shared.model.leases.ledger import LedgerStatus, WaitingPod, reservation_for
 from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState
-from shared.model.names import PodUid
 from shared.placing.preemption_rules import PendingPod, ends_by_policy, expiry
+from shared.placing.starts import WaitingUnit
 from shared.runtime.leadership import Leadership
-from shared.runtime.service import handles, loops
+from shared.runtime.service import Publish, handles, loops, observes
 
 LOOK_S = 1.0
 """Interval of looks at the ledger while no pod waits."""
@@ -45,6 +48,12 @@ PLAN_S = 2.0
 """Interval of plans for pods that wait: shorter ones cost more, and evict sooner."""
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
+WAKE_S = 0.1
+"""Pause before the plans for a pod that was refused meanwhile."""
+WAKE_FACTOR = 10.0
+"""The same, in multiples of the time that the last plans took."""
+CHANGED_S = 0.05
+"""Changes that plans wait for are published together for so long."""
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 PLANNING_S = 1.0
@@ -65,15 +74,21 @@ class PreemptionPlanner:
     clock: Clock
     rules: PreemptionRules
     starts: StartPlanner
+    publish: Publish
     leadership: Leadership
     step_s: float = LOOK_S
 
     def __post_init__(self) -> None:
         self._idle_until = 0.0
         self._check_at = 0.0
+        self._wake_at = 0.0
+        """Plans are not made before, even if a pod is refused."""
+        self._refused = asyncio.Event()
         self._plan_at = 0.0
         self._pause_s = PLAN_S
         self._planned_for: object = None
+        self._left = set[str]()
+        """Pods and gangs that the plans before left out: they come first."""
 
     @handles
     async def evict_violators(self, events: Sequence[ViolationConfirmed]) -> None:
@@ -109,12 +124,42 @@ class PreemptionPlanner:
             )
         )
         count_plan("stored" if opened else "outdated")
+        if opened:
+            self.view.mirror.awaited |= {victim.node for victim in preemption.victims}
+            with suppress(UnavailableError):  # binders look all the same
+                await self.publish([PlansChanged()])
         return opened
 
-    @loops(every_s=lambda planner: planner.step_s)
+    @observes
+    async def note_refused(self, events: Sequence[PlacementRefused]) -> None:
+        """Plan for a pod as soon as it begins to wait."""
+        self._refused.set()
+
+    async def wait(self) -> None:
+        """Return once the next step is due: soon, if a pod was refused."""
+        if await wait_for_event(self._refused, until_tick(self.step_s)):
+            await self.clock.sleep(min(max(0.0, self._wake_at - self.clock.now()), self.step_s))
+
+    async def wait_for_changes(self) -> None:
+        await self.clock.sleep(CHANGED_S)
+        await self.view.mirror.has_awaited_change.wait()
+
+    @loops(wait=lambda planner: planner.wait_for_changes())
+    async def publish_changes(self) -> list[PlansChanged]:
+        """Let binders look at the plans once a lease has changed that one may wait for."""
+        is_set = self.view.mirror.has_awaited_change.is_set()
+        self.view.mirror.has_awaited_change.clear()
+        return [PlansChanged()] if is_set else []
+
+    @loops(wait=lambda planner: planner.wait())
     async def plan(self) -> None:
+        max_age_s = MAX_AGE_S
+        if self._refused.is_set() and self.clock.now() >= self._wake_at:
+            self._refused.clear()
+            self._check_at = 0.0
+            max_age_s = 0.0
         await self.starts.reports.publish()
-        status = await self.ledger.status(now=self.clock.ticks())
+        status = await self.ledger.status(now=self.clock.ticks(), max_age_s=max_age_s)
         if status is not None and self._is_due(status) and await self.leadership.holds():
             await self._plan_due()
             await self.starts.reports.publish()
@@ -132,15 +177,23 @@ class PreemptionPlanner:
         now = self.clock.now()
         if now < self._check_at:
             return
+        began = self.clock.ticks()
         state = await self.store.state(now=now)
+        self._await_ends_of(read.preemption for read in state.open)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
-        began = self.clock.ticks()
         if self.rules.preemption and await self._plan_preemptions(waiting, state, now):
             # A pause as long as the round leaves half of a core to others.
             self._check_at = self.clock.now() + (self.clock.ticks() - began)
             self._plan_at = 0.0
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
+        took_s = self.clock.ticks() - began
+        self._wake_at = self.clock.now() + max(WAKE_S, WAKE_FACTOR * took_s)
+
+    def _await_ends_of(self, preemptions: Iterable[Preemption]) -> None:
+        self.view.mirror.awaited = frozenset(
+            victim.node for preemption in preemptions for victim in preemption.victims
+        )
 
     async def _plan_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
@@ -149,7 +202,8 @@ class PreemptionPlanner:
         room = MOST_OPEN - len(state.open)
         if room <= 0:
             return False
-        pending = pending_pods(waiting, state, now)
+        pending = pending_units(waiting, state, now)
+        pending.sort(key=lambda unit: unit.id not in self._left)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]
         self._plan_at_once_if_new(pending, budgets)
@@ -164,24 +218,34 @@ class PreemptionPlanner:
             if policies:
                 state = await self.store.state(now=now)
             plans = PlanRound(cluster, state, self.rules, now)
-            stored = await self._plan_for(pending[:1], plans)
-            at = self.clock.ticks()
-            until = at + max(PLANNING_S, at - began)
-            done = 1
-            while done < len(pending) and stored < room and self.clock.ticks() < until:
-                stored += await self._plan_for(pending[done : done + AT_ONCE], plans)
-                done += AT_ONCE
+            stored = 0
+            until = inf
+            tried = set[str]()
+            for units in _batches(pending):
+                is_gang = units[0].gang is not None
+                is_over = stored >= room or self.clock.ticks() >= until
+                if is_over or (stored and is_gang):
+                    break
+                stored += await self._plan_for(units, plans)
+                tried.update(unit.id for unit in units)
+                if until == inf:
+                    at = self.clock.ticks()
+                    until = at + max(PLANNING_S, at - began)
+                if stored and is_gang:  # the next plans are made without what it takes
+                    break
         begun |= stored > 0
+        self._left = (self._left or {unit.id for unit in pending}) - tried
+        self._left &= {unit.id for unit in pending}
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._plan_at = self.clock.now() + self._pause_s
-        return begun and done < len(pending)
+        return bool(self._left)
 
     def _plan_at_once_if_new(
-        self, pending: Sequence[WaitingPod], budgets: Collection[BudgetChanged]
+        self, pending: Sequence[WaitingUnit], budgets: Collection[BudgetChanged]
     ) -> None:
         """Skip the pause if other pods are pending, or a lease class has changed."""
         planned_for = (
-            frozenset(pod.queued.pod for pod in pending),
+            frozenset(pod.queued.pod for unit in pending for pod in unit.pods),
             frozenset((budget.namespace, budget.lease_class) for budget in budgets),
         )
         if planned_for != self._planned_for:
@@ -189,31 +253,36 @@ class PreemptionPlanner:
             self._plan_at = 0.0
             self._pause_s = PLAN_S
 
-    async def _plan_for(self, waiting: Sequence[WaitingPod], plans: PlanRound) -> int:
-        """Plan for these pods, and store the plans; return how many were stored.
+    async def _plan_for(self, units: Sequence[WaitingUnit], plans: PlanRound) -> int:
+        """Plan for these pods or gang, and store the plans; return how many were stored.
 
         A thread plans, so that a process with several services goes on meanwhile.
         """
-        made = await asyncio.to_thread(_plans_for, waiting, plans)
+        made = await asyncio.to_thread(_plans_for, units, plans)
         stored = await asyncio.gather(
-            *(self._store_plan(pod, pending, plan, plans.state) for pod, pending, plan in made)
+            *(self._store_plan(unit, pending, plan, plans.state) for unit, pending, plan in made)
         )
         return sum(stored)
 
     async def _store_plan(
-        self, waiting: WaitingPod, pending: PendingPod, plan: PreemptionPlan, state: PreemptionState
+        self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, state: PreemptionState
     ) -> bool:
         for start in state.starts:
-            if start.id == pending.pod:  # else its own claim is in the way
+            if start.id == unit.id:  # else its own claim is in the way
                 await self.starts.withdraw(start, "running pods are preempted for it")
         return await self._open(
             Preemption(
-                id=pending.pod,
-                victims=tuple(candidate.victim for candidate in plan.victims),
-                wanted=reservation_for(waiting.queued, (plan.placement,)),
+                id=unit.id,
+                victims=plan.evicted,
+                wanted=tuple(
+                    reservation_for(pod.queued, (placement,))
+                    for pod, placement in zip(unit.pods, plan.placements, strict=True)
+                    if placement is not None
+                ),
+                gang=unit.gang,
                 priority=pending.priority,
                 preempts=pending.preempts,
-                by_kube_scheduler=waiting.queued.by_kube_scheduler,
+                by_kube_scheduler=unit.pods[0].queued.by_kube_scheduler,
             )
         )
 
@@ -234,26 +303,41 @@ class PreemptionPlanner:
         return begun
 
 
+def _batches(units: Sequence[WaitingUnit]) -> Iterator[Sequence[WaitingUnit]]:
+    """Yield the first alone, then single pods in batches, and each gang alone."""
+    batch = list[WaitingUnit]()
+    most = 1
+    for unit in units:
+        if batch and (len(batch) == most or unit.gang is not None or batch[0].gang is not None):
+            yield batch
+            batch = []
+            most = AT_ONCE
+        batch.append(unit)
+    if batch:
+        yield batch
+
+
 def _plans_for(
-    waiting: Sequence[WaitingPod], plans: PlanRound
-) -> list[tuple[WaitingPod, PendingPod, PreemptionPlan]]:
+    units: Sequence[WaitingUnit], plans: PlanRound
+) -> list[tuple[WaitingUnit, PendingPod, PreemptionPlan]]:
     made = []
-    for pod in waiting:
-        pending = pending_pod(pod, plans.cluster)
-        plan = plans.next_plan(pod.queued, pending) if pending else None
+    for unit in units:
+        pending = pending_pod(unit, plans.cluster)
+        plan = plans.next_plan(unit, pending) if pending else None
         if pending is not None and plan is not None:
-            made.append((pod, pending, plan))
+            made.append((unit, pending, plan))
     return made
 
 
-def pending_pod(waiting: WaitingPod, cluster: ClusterSnapshot) -> PendingPod | None:
-    """Return None if the pod is gone or being deleted."""
-    own = cluster.pods.get(PodUid(waiting.queued.pod))
-    if own is None or own.deleting:
+def pending_pod(unit: WaitingUnit, cluster: ClusterSnapshot) -> PendingPod | None:
+    """Return what counts of a pod, or of the least of a gang; None if one is gone or deleted."""
+    pods = [cluster.pods.get(pod.queued.pod) for pod in unit.pods]
+    there = [pod for pod in pods if pod is not None and not pod.deleting]
+    if len(there) < len(pods):
         return None
     return PendingPod(
-        pod=own.pod,
-        namespace=own.namespace,
-        priority=waiting.queued.request.priority,
-        preempts=own.preempts,
+        pod=there[0].pod,
+        namespace=there[0].namespace,
+        priority=min(pod.queued.request.priority for pod in unit.pods),
+        preempts=all(pod.preempts for pod in there),
     )

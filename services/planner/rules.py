@@ -67,7 +67,8 @@ class EvictionTier(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimCandidate:
     lease: Lease
-    victim: Victim
+    victims: tuple[Victim, ...]
+    """Its pod, or all pods that use the ResourceClaim."""
     tier: EvictionTier
     used_gpu_s: float = 0.0
     """GPU-seconds that it has used, summed over its devices."""
@@ -197,7 +198,7 @@ class Exclusions:
 
 
 def is_leaving(lease: Lease, pod: PodSnapshot, victims: Collection[PodUid]) -> bool:
-    return pod.deleting or lease.state is LeaseState.RESERVED or lease.pod in victims
+    return pod.deleting or lease.state is LeaseState.RESERVED or pod.pod in victims
 
 
 def victim_of(
@@ -221,6 +222,7 @@ def victim_of(
         grace_s=pod.grace_s,
         devices=tuple(sorted(devices)),
         priority=pod.priority,
+        claims=(lease.pod,) if lease is not None and lease.claim is not None else (),
     )
 
 

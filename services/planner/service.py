@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from services.planner.cluster_view import LeaseMirror
 from services.planner.dry_run import dry_run
 from services.planner.preemption_planner import PreemptionPlanner
-from shared.model.events.plan_events import StartReported
+from shared.model.events.plan_events import PlansChanged, StartReported
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.runtime.service import answers, publishes
 
 
-@publishes(StartReported)
+@publishes(PlansChanged, StartReported)
 @dataclass(eq=False, kw_only=True)
 class Planner:
     mirror: LeaseMirror

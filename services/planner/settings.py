@@ -52,7 +52,7 @@ class PlannerSettings(ApiServerSettings, LedgerSettings):
         (), "violations for which a pod is evicted, separated by commas, of GpuUsedWithoutLease, "
         "GpuVisibleWithoutLease, GpuVisibleToPrivileged, "
         "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck, "
-        "GpuCoresNotLimited; default: none"
+        "GpuCoresNotLimited, GpuLimitMissing, GpuLimitDiffers; default: none"
     )  # fmt: skip
     evict_violators_spare: tuple[str, ...] = setting(
         ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE),

@@ -328,7 +328,7 @@ class StartPlanner:
 
     async def plan(self, waiting: Sequence[WaitingPod], state: PreemptionState) -> None:
         now = self.clock.now()
-        preempting = {read.preemption.id for read in state.open}
+        preempting = state.preemptors()
         left = [pod for pod in waiting if pod.queued.pod not in preempting]
         waiting_for = frozenset(pod.queued.pod for pod in left)
         self._plan_again_if_withdrawn(state.starts, waiting_for)

@@ -50,6 +50,7 @@ def build_planner(ports: PlannerPorts, *, rules: PreemptionRules = DEFAULT_RULES
         clock=ports.clock,
         rules=rules,
         starts=starts,
+        publish=ports.publish,
         leadership=Leadership(store, "planner"),
     )
     return Planner(mirror=mirror, preemptions=preemptions)

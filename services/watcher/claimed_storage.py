@@ -1,7 +1,7 @@
 """What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -11,12 +11,18 @@ from msgspec import structs
 
 from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
+from shared.model.devices.node import HOSTNAME
 from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
-from shared.model.requests.request import ALL_PERCENT, NodeTerm
+from shared.model.requests.request import ALL_PERCENT, Gang, NodeTerm
 from shared.placing.node_filters import ATTACHABLE
 from shared.pods.observed_pod import ObservedPod
-from shared.pods.pod_volumes import ClaimingPod, volume_needs
+from shared.pods.pod_volumes import (
+    ClaimingPod,
+    claim_of_one_node,
+    shared_by_one,
+    volume_needs,
+)
 from shared.pods.storage import (
     Capacity,
     Claim,
@@ -35,6 +41,10 @@ NO_LIMITS = NodeLimits({})
 V = TypeVar("V")
 
 
+MOST_STORED = 200_000
+"""Claims, and volumes, that are kept: a claim and its volume take about 2.3 KiB."""
+MOST_OF_NAMESPACE = 50_000
+"""Claims of one namespace that are kept."""
 MOST_GIVEN_UP = 8
 """Nodes that are remembered for a claim: the newest ones."""
 
@@ -47,6 +57,13 @@ class StorageKind(StrEnum):
     CAPACITY = "CSIStorageCapacities"
     CSI_NODE = "CSINodes"
 
+
+TOO_MANY = {
+    StorageKind.CLAIM: f"the watcher keeps at most {MOST_STORED} PersistentVolumeClaims, and "
+    f"{MOST_OF_NAMESPACE} of a namespace: delete those that are not needed, and restart it",
+    StorageKind.VOLUME: f"the watcher keeps at most {MOST_STORED} PersistentVolumes: delete those "
+    "that are not needed, and restart it",
+}
 
 StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 
@@ -71,10 +88,14 @@ class ClaimedStorage:
         self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
         self.limited: frozenset[str] = frozenset()
         """CSI drivers that can attach only so many volumes to some node."""
-        self._unleased: dict[NodeName, dict[PodUid, frozenset[ClaimKey]]] = {}
-        """By node: the claims of its pods whose usage no lease counts."""
+        self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
+        """By node: its pods with claims."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
         """Nodes that were selected for claims, and for which no volume was provisioned."""
+        self._of_namespace = Counter[str]()
+        """Claims that are kept, by namespace."""
+        self.left_out: set[StorageKind] = set()
+        """Kinds of which not all objects are kept."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -103,11 +124,13 @@ class ClaimedStorage:
         _, name = key
         match kind:
             case StorageKind.VOLUME:
-                storage.put_volume(name, stored if isinstance(stored, Volume) else None)
+                volume = stored if isinstance(stored, Volume) else None
+                if name in storage.volumes or len(storage.volumes) < MOST_STORED:
+                    storage.put_volume(name, volume)
+                elif volume is not None:
+                    self.left_out.add(kind)
             case StorageKind.CLAIM:
-                claim = stored if isinstance(stored, Claim) else None
-                self._note_given_up(key, storage.claims.get(key), claim)
-                _set(storage.claims, key, claim)
+                self._put_claim(key, stored if isinstance(stored, Claim) else None)
             case StorageKind.CLASS:
                 _set(storage.classes, name, stored if isinstance(stored, StorageClass) else None)
             case StorageKind.DRIVER:
@@ -116,6 +139,34 @@ class ClaimedStorage:
                 _set(storage.capacities, key, stored if isinstance(stored, Capacity) else None)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
+
+    def _put_claim(self, key: ClaimKey, claim: Claim | None) -> None:
+        claims = self.storage.claims
+        namespace, _ = key
+        before = claims.get(key)
+        self._note_given_up(key, before, claim)
+        if claim is None or before is not None:
+            _set(claims, key, claim)
+            self._of_namespace[namespace] -= before is not None and claim is None
+            if not self._of_namespace[namespace]:
+                del self._of_namespace[namespace]
+        elif len(claims) < MOST_STORED and self._of_namespace[namespace] < MOST_OF_NAMESPACE:
+            claims[key] = claim
+            self._of_namespace[namespace] += 1
+        else:
+            self.left_out.add(StorageKind.CLAIM)
+
+    def _unkept(self, pod: ObservedPod) -> str:
+        """Return why a claim or a volume of the pod may exist and is not kept, or an empty text."""
+        if not self.left_out:
+            return ""
+        claims = [self.storage.claims.get(key) for key in pod.claim_keys]
+        if StorageKind.CLAIM in self.left_out and None in claims:
+            return f"its claim does not exist, or is not kept: {TOO_MANY[StorageKind.CLAIM]}"
+        names = {claim.volume for claim in claims if claim is not None and claim.volume}
+        if StorageKind.VOLUME in self.left_out and not names <= self.storage.volumes.keys():
+            return f"its volume does not exist, or is not kept: {TOO_MANY[StorageKind.VOLUME]}"
+        return ""
 
     def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
         if now is None or now.bound or before is None or before.uid != now.uid:
@@ -140,14 +191,13 @@ class ClaimedStorage:
                 if not users:
                     del self.users[key]
                 changed ^= {key}
-            is_leased = pod.ours and pod.has_lease and not pod.by_kube_scheduler
-            unleased = self._unleased.setdefault(pod.node, {})
-            if is_there and not is_leased:
-                unleased[pod.pod] = frozenset(pod.claim_keys)
+            on_node = self._on_nodes.setdefault(pod.node, {})
+            if is_there:
+                on_node[pod.pod] = pod
             else:
-                unleased.pop(pod.pod, None)
-            if not unleased:
-                del self._unleased[pod.node]
+                on_node.pop(pod.pod, None)
+            if not on_node:
+                del self._on_nodes[pod.node]
         return changed
 
     def attachable(self, node: NodeName) -> dict[str, int]:
@@ -159,31 +209,53 @@ class ClaimedStorage:
         return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
 
     def attached(self, node: NodeName) -> dict[str, int]:
-        """Return how many volumes pods without a lease have on a node, each volume once."""
-        if not self.limited:
-            return {}
-        keys = frozenset().union(*self._unleased.get(node, {}).values())
-        claims = [self.storage.claims[key] for key in keys if key in self.storage.claims]
-        names = {claim.volume for claim in claims if claim.volume}
-        volumes = [self.storage.volumes[name] for name in names if name in self.storage.volumes]
-        return Counter(
-            f"{ATTACHABLE}{volume.driver}" for volume in volumes if volume.driver in self.limited
-        )
+        """Return how many more volumes are attached to a node than leases count there.
 
-    def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
+        Each volume counts once, so the number is negative where pods with leases share volumes.
+        """
+        if not self.limited or len(self._listed) < len(StorageKind):
+            return {}
+        drivers: dict[str, str] = {}
+        leased = Counter[str]()
+        for pod in self._on_nodes.get(node, {}).values():
+            volumes = [self._volume_of(key) for key in pod.claim_keys]
+            if pod.leased_volumes and None in volumes:
+                continue  # what its lease counts may be no other pod's
+            drivers.update({volume.name: volume.driver for volume in volumes if volume})
+            leased.update(pod.leased_volumes)
+        more = Counter(f"{ATTACHABLE}{drivers[name]}" for name in drivers)
+        more.subtract(leased)
+        limited = {f"{ATTACHABLE}{driver}" for driver in self.limited}
+        return {name: count for name, count in more.items() if count and name in limited}
+
+    def _volume_of(self, key: ClaimKey) -> Volume | None:
+        claim = self.storage.claims.get(key)
+        return self.storage.volumes.get(claim.volume) if claim is not None else None
+
+    def with_claims(
+        self, pod: ObservedPod, shared: Collection[ClaimKey] = ()
+    ) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
         A pod that has to wait for its claims is returned with the reason as a requirement. It
-        prefers nodes for which no volume of its claims has failed to be provisioned.
+        prefers nodes for which no volume of its claims has failed to be provisioned. Of a gang, it
+        has to be on one node with the pods that use the same claims (`shared`), if one of these
+        claims can be mounted by one node only.
         """
         if pod.request is None:
             return pod
-        if self._unreadable:
-            return _waiting(pod, next(iter(self._unreadable.values())))
+        unread = next(iter(self._unreadable.values()), "") or self._unkept(pod)
+        if unread:
+            return _waiting(pod, unread)
         if len(self._listed) < len(StorageKind):
             return None
+        gang = pod.request.gang
+        if gang is None or gang.min_member == 1:
+            shared = ()
         claiming = ClaimingPod(pod=pod.pod, namespace=pod.namespace, name=pod.name, uses=pod.claims)
-        needs = volume_needs(claiming, self.storage, self.users)
+        needs = shared_by_one(claiming, shared, self.storage) or volume_needs(
+            claiming, self.storage, self.users
+        )
         if isinstance(needs, Denial):
             return _waiting(pod, needs.text)
         before = pod.request.node_requirements
@@ -199,6 +271,7 @@ class ClaimedStorage:
         }
         request = structs.replace(
             pod.request,
+            gang=_on_one_node(gang, claim_of_one_node(claiming, shared, self.storage)),
             node_requirements=requirements,
             claims=needs.claims,
             resources=pod.request.resources | attachments,
@@ -226,6 +299,14 @@ def _set(objects: dict[K, V], key: K, value: V | None) -> None:
         objects.pop(key, None)
     else:
         objects[key] = value
+
+
+def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
+    """Return the gang with the label of one node, if a pod of it shares a claim of one node."""
+    if gang is None or not claim:
+        return gang
+    topology = tuple(dict.fromkeys((*gang.required_topology, HOSTNAME)))
+    return structs.replace(gang, required_topology=topology, one_node_claim=claim)
 
 
 def _waiting(pod: ObservedPod, reason: str) -> ObservedPod:

@@ -1,4 +1,4 @@
-"""The spans of a pod that no other service sees whole: review, wait, start, and the root of all."""
+"""The spans of a pod that no other service sees whole: its root, review, wait and start."""
 
 import time
 from collections.abc import Sequence
@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from shared.model.names import PodUid
 from shared.pods.observed_pod import ObservedPod
+from shared.runtime.span_attributes import NAMESPACE, NODE, POD_NAME, POD_UID, REASON
 from shared.runtime.telemetry import REVIEW, ROOT, Tracing
 
+WHOLE = "start pod"
+"""From its review, or its creation, until its containers run."""
 WAIT = "wait for capacity"
 START = "start containers"
 _MOST_REASONS = 20
@@ -48,6 +51,10 @@ class PodSpans:
         if review is not None:
             self._tracing.record(REVIEW, _facts(pod), *review, service="webhook")
         start = self._starting[pod.pod] = _Start(review[0] if review else created)
+        # The same times from every watcher: creation is rounded down to seconds.
+        self._tracing.record(
+            ROOT, _facts(pod), start.began, max(created, review[1] if review else 0)
+        )
         return start
 
     def _follow(self, pod: ObservedPod, start: _Start) -> None:
@@ -59,7 +66,8 @@ class PodSpans:
             start.bound = now
             if start.reasons:
                 since = start.reasons[0][0]
-                self._tracing.record(WAIT, _facts(pod), since, now, notes=start.reasons)
+                facts = _facts(pod) | {REASON: start.reasons[-1][1]}
+                self._tracing.record(WAIT, facts, since, now, notes=start.reasons)
         if pod.phase == "Failed":
             self._end(pod, start, fault=pod.rejection or "it failed before its containers ran")
         elif pod.phase != "Pending":
@@ -68,7 +76,7 @@ class PodSpans:
 
     def _end(self, pod: ObservedPod, start: _Start, *, fault: str = "") -> None:
         del self._starting[pod.pod]
-        self._tracing.record(ROOT, _facts(pod), start.began, time.time_ns(), fault=fault)
+        self._tracing.record(WHOLE, _facts(pod), start.began, time.time_ns(), fault=fault)
 
 
 def _review_of(pod: ObservedPod, created: int) -> tuple[int, int] | None:
@@ -81,9 +89,5 @@ def _review_of(pod: ObservedPod, created: int) -> tuple[int, int] | None:
 
 
 def _facts(pod: ObservedPod) -> dict[str, str]:
-    facts = {
-        "k8s.pod.uid": pod.pod,
-        "k8s.namespace.name": pod.namespace,
-        "k8s.pod.name": pod.name,
-    }
-    return facts | ({"k8s.node.name": pod.node} if pod.node else {})
+    facts = {POD_UID: pod.pod, NAMESPACE: pod.namespace, POD_NAME: pod.name}
+    return facts | ({NODE: pod.node} if pod.node else {})

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from services.watcher.claimed_storage import TOO_MANY
 from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
@@ -181,8 +182,7 @@ class Watcher:
                     events += self.nodes.unknown_resources(now) if before is None else ()
                 elif before is not None:
                     events += self.pods.remove(before)
-            if self.pods.changed_groups:
-                events += self.pods.update_members(self._next_generation())
+            events += self._requeued()
             self.pods.revision = self.pod_source.revision
             self._forget_revisions(self.pod_source.restored)
             if self.pods.has_urgent_changes:
@@ -200,6 +200,17 @@ class Watcher:
             self._announce_usage()
 
     @emits
+    async def watch_selected(self) -> AsyncIterator[Sequence[PodEvent]]:
+        """Publish pending pods again that rules of other pods select now, or no longer."""
+        while True:
+            await self.clock.sleep(1.0)
+            self.pods.selected.advance(self.pods.observed)
+            if self.pods.selected.changed:
+                events = self.pods.update_selected(self._next_generation())
+                if events:
+                    yield events
+
+    @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
         """Publish pending pods again whose gang has changed."""
         async for changes in self.group_source.batches():
@@ -211,7 +222,10 @@ class Watcher:
     @loops
     async def watch_storage(self) -> None:
         async for changes in self.storage_source.batches():
+            left_out_before = frozenset(self.pods.storage.left_out)
             self.pods.update_storage(changes)
+            for kind in self.pods.storage.left_out - left_out_before:
+                logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
             self._announce_storage()
             self._announce_usage()
 
@@ -362,6 +376,15 @@ class Watcher:
         due = self.failed_bindings.due(self.clock.ticks())
         return self.pods.requeue(due, self._next_generation()) if due else []
 
+    def _requeued(self) -> list[PodEvent]:
+        """Return the events for waiting pods whose gang, or whose part in rules, has changed."""
+        events: list[PodEvent] = []
+        if self.pods.changed_groups:
+            events += self.pods.update_members(self._next_generation())
+        if self.pods.selected.changed:
+            events += self.pods.update_selected(self._next_generation())
+        return events
+
     def _forget_revisions(self, restored: bool) -> None:
         """Publish everything at once if the API server may have gone back to an older state."""
         if restored:
@@ -370,7 +393,8 @@ class Watcher:
             self.resync_requested.set()
 
     def _announce_usage(self) -> None:
-        if self.pods.changed_nodes or self.pods.limits_have_changed:
+        changed = self.pods.changed_nodes or self.pods.selected.changed_nodes
+        if changed or self.pods.limits_have_changed:
             self.usage_changed.set()
 
     def _announce_storage(self) -> None:

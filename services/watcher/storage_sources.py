@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from services.watcher.claimed_storage import (
@@ -25,9 +25,12 @@ from shared.kubernetes.storage_objects import (
     ApiVolumeClaim,
 )
 from shared.kubernetes.watch_events import KubernetesObject
+from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.pods.storage import (
+    Claim,
     ClaimKey,
+    Volume,
     parse_capacity,
     parse_claim,
     parse_class,
@@ -39,6 +42,8 @@ from shared.pods.storage import (
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=KubernetesObject)
+MOST_REPORTED = 1000
+"""Objects of a kind that cannot be parsed, and are logged."""
 STORAGE_API = "/apis/storage.k8s.io/v1"
 
 
@@ -48,6 +53,10 @@ class _Source(Generic[R]):
     path: str
     type: type[R]
     parse: Callable[[R], StorageObject | None]
+    unreadable: Callable[[str, str], StorageObject | None] = lambda _name, _error: None
+    """Returns an object that `parse` refuses, given its name and the error."""
+    reported: set[ClaimKey] = field(default_factory=set)
+    """Objects that `parse` refuses, and whose error is logged: once, however often they change."""
 
 
 @dataclass(slots=True)
@@ -63,9 +72,19 @@ class StorageReflectors:
     async def batches(self) -> AsyncIterator[StorageChanges]:
         queue: asyncio.Queue[StorageChanges] = asyncio.Queue(maxsize=1)
         claims = _Source(
-            StorageKind.CLAIM, "/api/v1/persistentvolumeclaims", ApiVolumeClaim, parse_claim
+            StorageKind.CLAIM,
+            "/api/v1/persistentvolumeclaims",
+            ApiVolumeClaim,
+            parse_claim,
+            lambda name, error: Claim(name=name, error=error),
         )
-        volumes = _Source(StorageKind.VOLUME, "/api/v1/persistentvolumes", ApiVolume, parse_volume)
+        volumes = _Source(
+            StorageKind.VOLUME,
+            "/api/v1/persistentvolumes",
+            ApiVolume,
+            parse_volume,
+            lambda name, error: Volume(name=name, error=error),
+        )
         classes = _Source(
             StorageKind.CLASS, f"{STORAGE_API}/storageclasses", ApiStorageClass, parse_class
         )
@@ -116,7 +135,10 @@ def _changes(source: _Source[R], batch: Batch[R]) -> StorageChanges:
         key = named.namespace, named.name
         try:
             changed.append((key, source.parse(stored) if stored is not None else None))
+            source.reported.discard(key)
         except RequestError as error:
-            logger.warning("%s %s/%s is ignored: %s", source.kind, *key, error)
-            changed.append((key, None))
+            if key not in source.reported and len(source.reported) < MOST_REPORTED:
+                source.reported.add(key)
+                logger.warning("%s %s/%s cannot be read: %s", source.kind, *key, error)
+            changed.append((key, source.unreadable(named.name, cut(str(error)))))
     return StorageChanges(kind=source.kind, changed=tuple(changed), synced=batch.listed)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from services.watcher.claimed_storage import ClaimedStorage, StorageChanges, StorageKind
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
+from services.watcher.selected_pods import SelectedPods
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
 from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
@@ -29,6 +30,7 @@ from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 from shared.pods.storage import ClaimKey
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
+_Key = TypeVar("_Key")
 PodEvent = PodQueued | PodRejected | PodGated | PodHandedOver | PodTerminated
 UNEXPLAINED_CALLS = 3
 """Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
@@ -108,14 +110,18 @@ class PodTracker:
         self.storage = ClaimedStorage()
         self._claiming: dict[PodUid, ObservedPod] = {}
         """Pending pods with PersistentVolumeClaims, as observed: without what these need."""
+        self._sharers: dict[tuple[str, ClaimKey], set[PodUid]] = {}
+        """By group and claim: the pending pods of the group that use the claim."""
         self.changed_claims: set[ClaimKey] | None = set()
         """Claims that changed, or whose users did, since `update_claiming`; None: perhaps all."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """By node: how many pods have a term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
-        """By node: kube-scheduler's pods with required anti-affinity."""
+        """By node: pods with required anti-affinity that may have a lease."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
+        self.observed: dict[PodUid, ObservedPod] = {}
+        self.selected = SelectedPods()
         self.changed_nodes: set[NodeName] = set()
         """Nodes that changed since `NodeTracker.update_usage`."""
         self.limits_have_changed = False
@@ -129,12 +135,13 @@ class PodTracker:
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
         self._count(before, -1)
         self._count(now, +1)
+        self.observed[now.pod] = now
         self.changed_groups |= self.groups.count(now, before)
         if now.claims:
             self._count_users(now, before)
         is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
-            return self._update_pending(now)
+            return [*self._update_pending(now), *self._update_first_sharers(now)]
         if now.awaits_kube_scheduler:
             return self._update_handed_over(now)
         self._remove_pending(now.pod)
@@ -147,6 +154,7 @@ class PodTracker:
 
     def remove(self, last: ObservedPod) -> list[PodEvent]:
         self._count(last, -1)
+        self.observed.pop(last.pod, None)
         self._remove_pending(last.pod)
         self.changed_groups |= self.groups.count(None, last)
         if last.claims:
@@ -167,6 +175,7 @@ class PodTracker:
                 for node, terms in self.anti_affinity.items()
                 if any(term.namespace_selector for term in terms)
             )
+            self.selected.update_namespaces(self.namespaces, self.observed, self.pending)
 
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
         """Return the events for pending pods that name changed PodGroups.
@@ -191,10 +200,22 @@ class PodTracker:
             for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
         ]
 
+    def update_selected(self, generation: int) -> list[PodEvent]:
+        """Return the events for waiting pods that rules of others select now, or no longer."""
+        changed = self.selected.changed
+        self.selected.changed = set()
+        return [
+            event
+            for pod in changed
+            if pod in self.pending
+            for event in self._update_pending(self.observed[pod], requeue_number=-generation)
+        ]
+
     def update_storage(self, changes: StorageChanges) -> None:
         before = self.storage.limited
         self._note_claims(self.storage.apply(changes))
-        self.limits_have_changed |= self.storage.limited != before
+        is_relisted = changes.synced and bool(self.storage.limited)
+        self.limits_have_changed |= is_relisted or self.storage.limited != before
         if changes.kind is StorageKind.CSI_NODE:
             self.changed_nodes.update(NodeName(name) for (_, name), _ in changes.changed)
 
@@ -290,7 +311,8 @@ class PodTracker:
             used_by_others={
                 key: min(max(used[key], -MOST), MOST) for key in allocatable if used.get(key)
             }
-            | ports_in_use(used),
+            | ports_in_use(used)
+            | dict(self.selected.on_node(node.name)),
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )
@@ -300,9 +322,10 @@ class PodTracker:
         now = self.groups.with_gang(observed)
         if observed.claims and now is not None:
             self._claiming[observed.pod] = observed
-            now = self.storage.with_claims(now)
+            now = self.storage.with_claims(now, self._shared_claims(observed))
         if now is None:
             return []
+        now = self.selected.with_rules(now, self.observed, self.pending)
         before = self.pending.get(now.pod)
         self.pending[now.pod] = now
         unchanged = before is not None and (
@@ -330,25 +353,44 @@ class PodTracker:
         self.handed_over.pop(pod, None)
         self.budget_gated.pop(pod, None)
         self._claiming.pop(pod, None)
+        self.selected.release(pod)
         self._set_group(pod, None)
 
     def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:
         former = self._grouped.pop(pod, None)
         if former is not None and former.group is not None:
-            members = self._members[former.group.name]
-            members.discard(pod)
-            if not members:
-                del self._members[former.group.name]
+            _discard(self._members, former.group.name, pod)
+            for key in former.claim_keys:
+                _discard(self._sharers, (former.group.name, key), pod)
         if observed is not None and observed.group is not None:
             self._grouped[pod] = observed
             self._members.setdefault(observed.group.name, set()).add(pod)
+            for key in observed.claim_keys:
+                self._sharers.setdefault((observed.group.name, key), set()).add(pod)
+
+    def _update_first_sharers(self, second: ObservedPod) -> list[PodEvent]:
+        """Return the events for pods that used a claim of their group alone until now."""
+        if second.group is None or not second.claims:
+            return []
+        group = second.group.name
+        sharers = [self._sharers[group, key] for key in second.claim_keys]
+        firsts = {pod for pods in sharers if len(pods) == 2 for pod in pods} - {second.pod}
+        return [event for pod in firsts for event in self._update_pending(self._grouped[pod])]
+
+    def _shared_claims(self, pod: ObservedPod) -> list[ClaimKey]:
+        """Return the pod's claims that other pending pods of its group use, too."""
+        if pod.group is None:
+            return []
+        group = pod.group.name
+        return [key for key in pod.claim_keys if len(self._sharers[group, key]) > 1]
 
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:
             return
+        self.selected.count(pod, sign)
         if pod.repels:
             _add(self.anti_affinity, pod.node, dict.fromkeys(pod.repels, sign))
-            if pod.by_kube_scheduler:
+            if pod.ours:
                 pods = self.repelling_pods.setdefault(pod.node, set())
                 (pods.add if sign > 0 else pods.discard)(pod.pod)
                 if not pods:
@@ -400,11 +442,13 @@ class NodeTracker:
         return [rejected_event(pod, "; ".join(texts), foreign=True)] if texts else []
 
     def update_usage(self) -> list[NodeChanged]:
-        changed = [name for name in self.pods.changed_nodes if name in self.observed]
+        changed_nodes = self.pods.changed_nodes | self.pods.selected.changed_nodes
+        changed = [name for name in changed_nodes if name in self.observed]
         if self.pods.limits_have_changed:
             changed = list(self.observed)
         self.pods.limits_have_changed = False
         self.pods.changed_nodes.clear()
+        self.pods.selected.changed_nodes.clear()
         self.pods.has_urgent_changes = False
         return self._publish_changed(changed)
 
@@ -527,6 +571,14 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
         phase=pod.phase if pod.is_terminated else "",
         rejection=pod.rejection,
     )
+
+
+def _discard(index: dict[_Key, set[PodUid]], key: _Key, pod: PodUid) -> None:
+    """Remove a pod from those of a key, and a key without pods."""
+    pods = index[key]
+    pods.discard(pod)
+    if not pods:
+        del index[key]
 
 
 def _add(

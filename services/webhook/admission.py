@@ -25,6 +25,7 @@ from services.webhook.stages.devices import (
     hide_devices,
 )
 from services.webhook.stages.gpu_request import (
+    adopt_isolation,
     read_request,
     replace_resource_names,
     warn_of_words,
@@ -106,6 +107,11 @@ STAGES = (
     Stage(
         apply_pod_policy,
         "before the request is read: what is forbidden counts more than what is malformed",
+    ),
+    Stage(
+        adopt_isolation,
+        "before the request is read: it demands what its namespace does",
+        Pods.LEASED,
     ),
     Stage(
         read_request,

@@ -89,6 +89,8 @@ class AdmissionPolicy:
     least_share_mib: int = LEAST_SHARE_MIB
     """Requests for less memory of a device cause a warning."""
     quota: Quota | None = None
+    isolation: str = ""
+    """What the namespace demands to hold shares; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from shared.model.names import Namespace
 from shared.pods.pod_view import decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
+from shared.runtime.span_attributes import NAMESPACE, POD_NAME
 from shared.runtime.telemetry import REVIEW, Tracing
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
@@ -56,6 +57,8 @@ PRIORITY_CLASSES_S = 60.0
 """Interval of readings of the default priority class."""
 QUOTAS_S = 10.0
 """Interval of readings of GPUQuotas."""
+NAMESPACES_S = 10.0
+"""Interval of readings of the annotations of namespaces."""
 ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -63,6 +66,7 @@ Review = Callable[[], AdmissionDecision]
 ReadDefaultClass = Callable[[], Awaitable[str]]
 """Returns an empty text if there is none."""
 ReadQuotas = Callable[[], Awaitable[Mapping[Namespace, Quota]]]
+ReadIsolation = Callable[[], Awaitable[Mapping[Namespace, str]]]
 LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
 """Has a binder lease an allocation. Raises UnavailableError if none replies in time."""
 
@@ -76,6 +80,7 @@ class Webhook:
     default_priority_class: ReadDefaultClass
     lease_claim: LeaseClaim
     read_quotas: ReadQuotas
+    read_isolation: ReadIsolation
     rotate_certificate: Callable[[Sleep], Awaitable[None]]
     clock: Clock
     tracing: Tracing
@@ -86,6 +91,8 @@ class Webhook:
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
+    isolation: Mapping[Namespace, str] = field(default_factory=dict)
+    """Annotations of namespaces, by which their pods demand enforcers."""
 
     def __post_init__(self) -> None:
         self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)
@@ -118,6 +125,13 @@ class Webhook:
         except RequestError as error:
             logger.warning("GPUQuotas cannot be read: %s", error)
 
+    @loops(every_s=NAMESPACES_S)
+    async def follow_namespaces(self) -> None:
+        try:
+            self.isolation = await self.read_isolation()
+        except RequestError as error:
+            logger.warning("namespaces cannot be read: %s", error)
+
     async def review(
         self,
         body: bytes,
@@ -135,7 +149,8 @@ class Webhook:
         request = decode_request(body)
         namespace = Namespace(request.namespace or "default")
         quota = self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
-        policy = replace(self.policy, claims=claims, quota=quota)
+        isolation = self.isolation.get(namespace, "")
+        policy = replace(self.policy, claims=claims, quota=quota, isolation=isolation)
         decision = ALLOWED
         review = self._review_of(request, policy, all_pods=all_pods, exempt=exempt)
         try:
@@ -213,7 +228,7 @@ class Webhook:
             return decision
         ended_ns = time.time_ns()
         if not decision.allowed:
-            facts = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
+            facts = {NAMESPACE: pod.namespace, POD_NAME: pod.name}
             self.tracing.record(REVIEW, facts, started_ns, ended_ns, fault=decision.message)
             return decision
         times = f"{started_ns}-{ended_ns}"

@@ -26,6 +26,7 @@ from shared.kubernetes.kinds.gpu_quotas import KIND, OBJECTS, parse_spec
 from shared.kubernetes.kinds.object_files import load_objects
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import (
+    ApiObject,
     ClientConfig,
     ObjectList,
     PriorityClass,
@@ -36,7 +37,7 @@ from shared.model.budgets.quota import Quota
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
-from shared.model.names import Namespace
+from shared.model.names import ISOLATION, Namespace
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.telemetry import open_tracing
@@ -103,6 +104,7 @@ def _with_clients(clients: Mapping[str, ClientConfig]) -> Manifest:
     return configuration({name: msgspec.to_builtins(client) for name, client in clients.items()})
 
 
+NAMESPACES = "/api/v1/namespaces"
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 LEASE_TIMEOUT_S = 2.5
 """Shorter than the timeout of the webhook for allocations."""
@@ -133,6 +135,16 @@ async def read_quotas(
         for item in (await client.read(OBJECTS, ObjectList[RawObject])).items or ():
             latest.apply(item)
     return {**file, **latest.valid}
+
+
+async def read_isolation(client: KubernetesClient) -> Mapping[Namespace, str]:
+    """Return what namespaces demand to hold the shares of their pods."""
+    namespaces = await client.read(NAMESPACES, ObjectList[ApiObject])
+    return {
+        Namespace(namespace.metadata.name): namespace.metadata.annotations[ISOLATION]
+        for namespace in namespaces.items or ()
+        if ISOLATION in namespace.metadata.annotations
+    }
 
 
 async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
@@ -167,6 +179,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             default_priority_class=partial(default_priority_class, client),
             lease_claim=partial(lease_claim, bus),
             read_quotas=partial(read_quotas, client, file=quotas),
+            read_isolation=partial(read_isolation, client),
             rotate_certificate=certificate.run,
             clock=SystemClock(),
             tracing=tracing,

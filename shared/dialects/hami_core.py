@@ -87,6 +87,9 @@ def limited_setup(
 ) -> ContainerSetup:
     """Return a container's devices, their limits, and the mounts that enforce them.
 
+    If HAMi-core holds none of its shares, as where the driver holds their memory, it gets its
+    devices only.
+
     `regions` is the directory of the region file inside the container, `more` are variables of the
     dialect. HAMi-core numbers devices as CUDA does, by PCI address, in whatever order the variable
     lists them, so devices and limits are sorted by index.
@@ -101,6 +104,8 @@ def limited_setup(
     shares = required_shares(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
+    if not any("hami-core" in (share.memory, share.compute) for share in shares):
+        return whole_setup(lease, container)
     cache = f"{uuid.uuid5(_CACHES, f'{lease.pod}/{container}')}.cache"
     own = f"{paths.containers}/{lease.pod}_{container}"
     capped = any(0 < share.cores_percent < ALL_CORES for share in shares)

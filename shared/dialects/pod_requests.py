@@ -6,6 +6,7 @@ from msgspec import structs
 
 from shared.dialects import DIALECTS, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.isolation_words import STRICT, demanding, parse_isolation
 from shared.dialects.nvidia import dialect as nvidia
 from shared.model.bounds import (
     HIGHEST_INDEX,
@@ -35,7 +36,6 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
 """By resource name."""
-STRICT = "strict"
 ALL_NAMESPACES = "*"
 MOST_REASON = 200
 """Characters of the reason for which a device is cordoned."""
@@ -80,8 +80,10 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     _check_unread(pod, rules, request)
     _check_amounts(request)
     _check_shares(request)
-    if request.containers and is_strict(pod, rules):
-        request = strict_request(request)
+    if request.containers:
+        request = demanding(request, parse_isolation(pod.annotations.get(ISOLATION, STRICT)))
+        if is_strict(pod, rules):
+            request = strict_request(request)
     order = NodeOrder(rules.node_scheduler_policy)
     if order.compares and request.dialect != nvidia.NAME:
         request = structs.replace(request, node_order=order, device_order=DeviceOrder.BINPACK)
@@ -92,13 +94,10 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
 
 
 def is_strict(pod: PodManifest, rules: Rules) -> bool:
-    """Return whether isolation is strict. Raises RequestError for an invalid annotation."""
-    value = pod.annotations.get(ISOLATION)
-    if value not in {None, STRICT}:
-        raise RequestError(f"annotation {ISOLATION} must be {STRICT}, or be absent, got {value!r}")
-    return value == STRICT or not {pod.namespace, ALL_NAMESPACES}.isdisjoint(
-        rules.strict_namespaces
-    )
+    return pod.annotations.get(ISOLATION) == STRICT or not {
+        pod.namespace,
+        ALL_NAMESPACES,
+    }.isdisjoint(rules.strict_namespaces)
 
 
 def strict_request(request: PodRequest) -> PodRequest:

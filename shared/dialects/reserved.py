@@ -13,6 +13,8 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container runtime."""
 
 CUDA_VERSION = "CUDA_VERSION"
+MPS_PREFIX = "CUDA_MPS_"
+"""Of variables by which a program uses a server of MPS, which may hold memory for it."""
 
 PREFIXES: Mapping[str, tuple[str, ...]] = {
     "CUDA_DEVICE_": (

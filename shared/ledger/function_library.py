@@ -69,6 +69,7 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
     "extend": _writing("extend", _CHANGES),
     "gated_pods": _writing("gated_pods", "exists hdel sadd srem"),
     "keep_library": _writing("keep_library", "hdel hgetall time"),
+    "list_unreadable": _reading("list_unreadable", "hscan zscan"),
     "list_waiting": _reading("list_waiting", "hkeys hscan"),
     "load_leases": _reading("load_leases", "zrangebylex zrangebyscore"),
     "preemptions": _writing(
@@ -90,7 +91,10 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
     "reserve": _writing("reserve", f"{_CHANGES} exists hlen zcount zlexcount zmscore zscore"),
     "resize": _writing("resize", f"{_CHANGES} get hlen set time"),
     "resource_claims": _writing("resource_claims", f"{_CHANGES} sadd"),
-    "restore": _writing("restore", f"{_CHANGES} exists time zmscore"),
+    "restore": _writing(
+        "restore",
+        f"{_CHANGES} exists expire hlen hscan hvals srem time zmscore zscore",
+    ),
     "save_devices": _writing("save_devices", f"{_CHANGES} time"),
     "save_nodes": _writing("save_nodes", f"{_CHANGES} get sadd set srem"),
     "save_run_times": _writing("run_times", "get set"),

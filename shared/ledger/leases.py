@@ -58,6 +58,7 @@ from shared.model.leases.ledger import (
     ReservationOutcome,
     ReservedLease,
     TooLarge,
+    UnreadableRecord,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.request import Gang
@@ -307,6 +308,7 @@ class RedisLeases(LedgerInventory):
             ranks,
             *_anti_affinity(batch),
             _ends(batch, now),
+            _rules(batch),
             tail=pieces,
         )
         numbers = iter(unpack(packed))
@@ -496,15 +498,43 @@ class RedisLeases(LedgerInventory):
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
-            packed, values, too_large = encode_leases(batch)
-            bounds, tail = joined(values)
-            args = (token, now, lock_s, bounds, [lease.pod in hearsay for lease in packed])
-            replies = await self._connection.run("restore", *args, state="open", tail=tail)
-            refused += too_large
-            refused += [
-                (lease, reason) for lease, reason in zip(packed, replies, strict=True) if reason
-            ]
+            refused += await self._restore(batch, hearsay, (token, now, lock_s), ())
         return refused
+
+    async def renew(
+        self,
+        damaged: Sequence[UnreadableRecord],
+        leases: Sequence[Lease],
+        *,
+        generation: str,
+        now: float,
+        hearsay: Collection[PodUid] = (),
+    ) -> list[tuple[Lease, str]]:
+        """Set damaged records aside, and restore the leases that were among them, in one step.
+
+        All else that they counted for is counted again from the other leases. Devices, nodes and
+        waiting pods are written anew as soon as they are reported again. Returns the leases that
+        are not restored, and why. Raises ConflictError if the ledger was rebuilt since
+        `generation`.
+        """
+        return await self._restore(leases, hearsay, (generation, now, 0.0), damaged)
+
+    async def _restore(
+        self,
+        leases: Sequence[Lease],
+        hearsay: Collection[PodUid],
+        generation: tuple[str, float, float],
+        damaged: Sequence[UnreadableRecord],
+    ) -> list[tuple[Lease, str]]:
+        """`generation`: its token, the time, and seconds by which its lock is extended."""
+        packed, values, too_large = encode_leases(leases)
+        bounds, tail = joined(values)
+        is_hearsay = [lease.pod in hearsay for lease in packed]
+        args = (*generation, bounds, is_hearsay, list(map(tuple, damaged)))
+        state = "ready" if damaged else "open"
+        replies = await self._connection.run("restore", *args, state=state, tail=tail)
+        conflicts = [(lease, why) for lease, why in zip(packed, replies, strict=True) if why]
+        return [*too_large, *conflicts]
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Extend the lock of our rebuild by `lock_s`; return whether all quotas are known.
@@ -530,6 +560,18 @@ def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
     repels = any(reservation.repels for reservation in batch)
     return min(read, default=False), repels and [
         encode_repelled(reservation.repels) for reservation in batch
+    ]
+
+
+def _rules(batch: Sequence[Reservation]) -> object:
+    """Return what `selected.lua` reads of each pod, or False if none has or concerns rules."""
+    if not any(reservation.selected_as or reservation.guards for reservation in batch):
+        return False
+    return [
+        [wanted.selected_as, wanted.guards, list(chain.from_iterable(wanted.uncounted))]
+        if wanted.selected_as or wanted.guards
+        else False
+        for wanted in batch
     ]
 
 

@@ -4,14 +4,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches
 from shared.ledger.ledger_totals import PAGE_SIZE, NodePage, read_nodes
 from shared.ledger.rows.node_rows import (
     decode_change,
     decode_node_rows,
-    encode_device_report,
-    encode_node_facts,
+    device_report_record,
     is_known,
+    node_facts_record,
 )
 from shared.ledger.rows.unreadable import UNREADABLE
 from shared.ledger.server_errors import RebuildPendingError
@@ -161,7 +163,7 @@ class LedgerInventory(LedgerPart):
         """
         known_revisions = revisions or [UNKNOWN_REVISION] * len(nodes)
         rows = [
-            (*encode_node_facts(facts), revision.node, revision.pods)
+            msgspec.to_builtins(node_facts_record(facts, revision))
             for facts, revision in zip(nodes, known_revisions, strict=True)
         ]
         has_changed = False
@@ -185,7 +187,8 @@ class LedgerInventory(LedgerPart):
         """
         shared: dict[DeviceUuid, tuple[NodeName, NodeName]] | None = None
         for batch in in_batches(
-            [encode_device_report(report) for report in reports], NODES_AT_ONCE
+            [msgspec.to_builtins(device_report_record(report)) for report in reports],
+            NODES_AT_ONCE,
         ):
             outcomes = await self._connection.run("save_devices", *batch, state="open")
             if outcomes is not False:

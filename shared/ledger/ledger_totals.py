@@ -6,14 +6,14 @@ from typing import NamedTuple
 import msgspec
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
-from shared.ledger.records import NodeRowRecord
+from shared.ledger.records import FairShareRecord, NodeRowRecord, NodesRecord
 from shared.ledger.rows.joined_texts import unescaped
 from shared.ledger.rows.node_rows import decode_node_rows
-from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
+from shared.ledger.rows.quota_rows import decode_quota_totals, quota_row
 from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount
 from shared.model.budgets.quota import Quota, QuotaTotals
 from shared.model.leases.ledger import NodeTotals, UnreadableRecord
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import NodeName, PodUid
 
 PAGE_SIZE = 100
 """Nodes per call."""
@@ -28,8 +28,8 @@ class NodePage(NamedTuple):
     capacity: int
     version: int
     names: list[str]
-    rows: list[NodeRowRecord]
-    unreadable: list[UnreadableRecord]
+    rows: Sequence[NodeRowRecord]
+    unreadable: Sequence[UnreadableRecord]
     leases: Iterator[bytes]
 
 
@@ -42,18 +42,21 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases, state=state)
-    generation, feed_entry, capacity, version, known_nodes, rows, broken = unpack(packed)
-    connection.observe_version(version)
-    names = [name for name in known_nodes if _is_text(name)]
-    node_rows = msgspec.convert(rows, list[NodeRowRecord])
-    triples = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
-    unreadable = [UnreadableRecord(*triple) for triple in triples]
+    record = msgspec.convert(unpack(packed), NodesRecord)
+    connection.observe_version(record.version)
     return NodePage(
-        generation, feed_entry, capacity, int(version), names, node_rows, unreadable, iter(values)
+        record.generation,
+        record.feed_entry,
+        record.capacity,
+        record.version,
+        names=[name for name in record.names if is_text(name)],
+        rows=record.nodes,
+        unreadable=record.unreadable,
+        leases=iter(values),
     )
 
 
-def _is_text(name: object) -> bool:
+def is_text(name: object) -> bool:
     """Return whether a name can be sent back; other programs may have written bytes."""
     return isinstance(name, str) and not any(
         "\ud800" <= character <= "\udfff" for character in name
@@ -109,20 +112,19 @@ class LedgerTotals(LedgerPart):
 
     async def fair_share(self) -> FairShare:
         """Return the values that order waiting pods for offers of freed capacity."""
-        total, cores, mib, rows = await self._connection.run("query", "fair_share")
-        used_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
-        used_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
+        reply = await self._connection.run("query", "fair_share")
+        record = msgspec.convert(reply, FairShareRecord)
         return FairShare(
-            total=GpuAmount(cores_percent=int(total[0]), memory_mib=int(total[1])),
+            total=GpuAmount(cores_percent=record.cores, memory_mib=record.memory_mib),
             used={
-                Namespace(name): GpuAmount(
-                    cores_percent=used_cores.get(name, 0), memory_mib=used_mib.get(name, 0)
-                )
-                for name in sorted({*used_cores, *used_mib})
+                used.namespace: GpuAmount(cores_percent=used.cores, memory_mib=used.memory_mib)
+                for used in sorted(record.used, key=lambda used: used.namespace)
             },
             entitlements={
-                Namespace(name): Entitlement(weight=int(weight), has_budget=not is_spent)
-                for name, is_spent, weight, _ in rows
+                row.namespace: Entitlement(
+                    weight=row.entitlement.weight, has_budget=not row.entitlement.is_spent
+                )
+                for row in record.entitlements
             },
         )
 
@@ -134,7 +136,7 @@ class LedgerQuotas(LedgerPart):
         Existing leases are charged anew, in one step; none ends. Possible at any time, also before
         the ledger was ever used: a rebuild leaves quotas alone.
         """
-        rows = [encode_quota(quota) for quota in quotas]
+        rows = [msgspec.to_builtins(quota_row(quota)) for quota in quotas]
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
     async def totals(self, *, charges: bool = True) -> QuotaTotals:

@@ -25,7 +25,7 @@ from shared.model.leases.preemption import (
     StoredPreemption,
     StoredStart,
 )
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, PodUid
 
 PAST_S = 24 * 3600.0
 """The default of how long ago the ended preemptions that are read may have ended."""
@@ -44,10 +44,10 @@ class Preemptions(LedgerPart):
     async def open(self, preemption: Preemption) -> bool:
         """Begin a preemption and claim its devices.
 
-        Returns False if it has begun already, its pod or a device has a claim or a lease, the pod's
-        namespace has no quota for it, or its lease would be too large.
+        Returns False if it has begun already, one of its pods or a device has a claim or a lease,
+        the namespace has no quota for all of them, or a lease would be too large.
         """
-        wanted = () if preemption.wanted is None else (preemption.wanted,)
+        wanted = preemption.wanted
         if not _can_be_stored(wanted):
             return False
         claims = _claims(wanted, [reservation.resources for reservation in wanted], until=0)
@@ -84,19 +84,19 @@ class Preemptions(LedgerPart):
         )
 
     async def close(self, read: StoredPreemption) -> bool:
-        """End a preemption and its claim; return False if another caller has written a step."""
-        wanted = read.preemption.wanted
-        pod = wanted.pod if wanted else ""
-        return bool(await self._run("close", read.preemption.id, read.version, pod))
+        """End a preemption and its claims; return False if another caller has written a step."""
+        preemption = read.preemption
+        return bool(await self._run("close", preemption.id, read.version, preemption.pods))
 
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
         since_ms = max(0.0, now - past_s) * 1000
-        preemptions, evictions, budgets, starts = await self._connection.run(
+        preemptions, evictions, budgets, starts, claimed = await self._connection.run(
             "read_preemptions", "read", since_ms
         )
+        claimed = frozenset(claimed)
         return PreemptionState(
-            open=tuple(readable(_decode_stored, sorted(preemptions))),
+            open=tuple(readable(lambda row: _decode_stored(row, claimed), sorted(preemptions))),
             starts=tuple(sorted(readable(_decode_start, starts), key=lambda start: start.id)),
             evictions=tuple(readable(_decode_eviction, evictions)),
             budgets={budget.namespace: budget for budget in readable(_decode_budget, budgets)},
@@ -153,8 +153,8 @@ def _pairs(amounts: Mapping[str, int], names: Iterable[str] = ()) -> list[object
     return [part for name in names or amounts for part in (escaped(name), amounts.get(name, 0))]
 
 
-def _decode_stored(row: Sequence[Any]) -> StoredPreemption:
-    _, version, stored, is_claimed = row
-    return StoredPreemption(
-        preemption=_decode_preemption(stored), version=version, claimed=is_claimed
-    )
+def _decode_stored(row: Sequence[Any], claimed: frozenset[PodUid]) -> StoredPreemption:
+    _, version, stored = row
+    preemption = _decode_preemption(stored)
+    is_claimed = claimed.issuperset(preemption.pods)
+    return StoredPreemption(preemption=preemption, version=version, claimed=is_claimed)

@@ -3,14 +3,30 @@
 from collections.abc import Sequence
 
 from shared.ledger.connection import LedgerPart, in_batches
-from shared.ledger.ledger_totals import LedgerQuotas, LedgerTotals, read_nodes
+from shared.ledger.ledger_totals import LedgerQuotas, LedgerTotals, is_text, read_nodes
 from shared.ledger.total_checks import LedgerReading
 from shared.model.errors import UnavailableError
 from shared.model.leases.ledger import UnreadableRecord
 
 NODES_PER_CALL = 25
 """Nodes with their leases, in 3 to 4 ms of the server: pods wait that long."""
-WAITING_PER_CALL = 500
+RECORDS_PER_CALL = 500
+LISTED = (
+    "waiting",
+    "claims",
+    "starts",
+    "repelling",
+    "entitlements",
+    "expiring",
+    "node-sizes",
+    "unsynced",
+    "quotas",
+    "quota-charges",
+    "quota-used",
+    "preemption:budgets",
+    "preemption:preemptions",
+)
+"""The kinds of records that are read for this alone; the others are read with their nodes."""
 
 
 class RecordChecks(LedgerPart):
@@ -29,7 +45,7 @@ class RecordChecks(LedgerPart):
         quotas = LedgerQuotas(self._connection)
         start = await read_nodes(self._connection, [])
         nodes = []
-        unreadable = await self._unreadable_waiting()
+        unreadable = [record for kind in LISTED for record in await self._unreadable(kind)]
         for names in in_batches(sorted(start.names), NODES_PER_CALL):
             readable_totals, broken = await totals.read(names)
             nodes += readable_totals
@@ -50,16 +66,16 @@ class RecordChecks(LedgerPart):
             unreadable=tuple(unreadable),
         )
 
-    async def _unreadable_waiting(self) -> list[UnreadableRecord]:
+    async def _unreadable(self, kind: str) -> list[UnreadableRecord]:
         cursor = "0"
-        unreadable = list[UnreadableRecord]()
+        unreadable = set[UnreadableRecord]()
         while True:
-            cursor, pods = await self._connection.run(
-                "list_waiting", "unreadable", cursor, WAITING_PER_CALL
+            cursor, names = await self._connection.run(
+                "list_unreadable", kind, cursor, RECORDS_PER_CALL
             )
-            unreadable += [UnreadableRecord("waiting", pod) for pod in pods]
+            unreadable.update(UnreadableRecord(kind, name) for name in names if is_text(name))
             if cursor == "0":
-                return unreadable
+                return sorted(unreadable)
 
     async def close(self, generation: str, unreadable: Sequence[UnreadableRecord]) -> bool:
         """Close the ledger, so that a binder rebuilds it; return False if it is another one by now.

@@ -148,6 +148,7 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
             int(summed.exclusive or stored.claimed_by),
         ),
         ("as MIG layout", stored.layout or "none", summed.layout or "none"),
+        ("as sharing mode", stored.mode or "none", summed.mode or "none"),
         ("as shares held", stored.slots_taken or "none", summed.slots_taken or "none"),
     ):
         if counted != added:

@@ -10,12 +10,11 @@ import msgspec
 from shared.ledger.connection import LedgerPart, in_batches, unpack
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, text
-from shared.ledger.rows.record_sizes import MOST_SCHEDULER_REASON
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
     as_waiting_pod,
     decode_queued,
-    encode_waiting_pod,
+    waiting_row,
 )
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated
@@ -63,10 +62,8 @@ class WaitingPods(LedgerPart):
         They receive no offers: nothing is known of what they lack. A pod that has a lease, or is
         gone, is left out.
         """
-        reasons = {pod.queued.pod: pod.scheduler_reason for pod in waiting}
         for batch in in_batches(waiting):
-            rows = [[*row, reasons[row[0]][:MOST_SCHEDULER_REASON]] for row in _encoded(batch)]
-            await self._connection.run("wait", "handed_over", rows)
+            await self._connection.run("wait", "handed_over", _encoded(batch))
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         if pods is not None:
@@ -154,7 +151,7 @@ def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
     rows = []
     for waiting_pod in waiting:
         try:
-            rows.append(encode_waiting_pod(waiting_pod))
+            rows.append(msgspec.to_builtins(waiting_row(waiting_pod)))
         except (RequestError, OverflowError, UnicodeEncodeError) as error:
             queued = waiting_pod.queued
             logger.warning("%s/%s does not wait: %s", queued.namespace, queued.name, error)

@@ -32,7 +32,8 @@ PREEMPTIBLE = "leasehold.dev/preemptible"
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
 ISOLATION = "leasehold.dev/isolation"
-"""By a pod's author: `strict`, and it shares no device with pods that HAMi-core limits."""
+"""By the author of a pod or an administrator of its namespace: what has to hold its shares, as in
+`shared.dialects.isolation_words`; or `strict`, and it gets only MIG instances and whole devices."""
 MAX_RUN_TIME = "leasehold.dev/max-run-time"
 EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
 """By a pod's author: durations such as `90m` or `2h30m`. Admission writes the former into

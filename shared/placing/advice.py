@@ -55,7 +55,8 @@ class Advice:
     meant: str = ""
     """A resource that no node has, and the one that was probably meant."""
     soon: str = ""
-    """What lets the pod run within seconds, without anybody's help."""
+    """What lets the pod run within seconds without help, or by its author or those of other
+    pods."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
     unchanged: str = ""

@@ -19,6 +19,7 @@ from shared.model.devices.node import (
 )
 from shared.model.quantity import amount_text
 from shared.model.requests.host_ports import HOST_PORT_PREFIX, HostPorts, has_ports
+from shared.model.requests.pod_rules import SELECTED_PREFIX, DomainRule
 from shared.model.requests.request import (
     NodeRequirements,
     NodeTerm,
@@ -53,6 +54,7 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
         or check_volumes(demands, facts)
+        or check_domains(demands, facts)
         or check_anti_affinity(demands, facts)
         or check_within(demands, facts)
     )
@@ -89,6 +91,13 @@ def check_taints(tolerations: Iterable[Toleration], facts: NodeFacts) -> NodeFil
                 f"effect {taint.effect}",
             )
     return None
+
+
+def has_untolerated_taint(tolerations: Iterable[Toleration], facts: NodeFacts) -> bool:
+    return any(
+        taint.effect in HARD_EFFECTS and not any(tolerates(t, taint) for t in tolerations)
+        for taint in facts.taints
+    )
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
@@ -147,6 +156,26 @@ def reaches(facts: NodeFacts, terms: VolumeTerms) -> bool:
     For example, every node reaches a volume with no terms.
     """
     return not terms or any(matches_term(term, facts) for term in terms)
+
+
+DOMAIN_TEXTS: Mapping[DomainRule, str] = {
+    DomainRule.SPREAD_LABEL: (
+        "node(s) didn't match pod topology spread constraints (missing required label)"
+    ),
+    DomainRule.SPREAD: "node(s) didn't match pod topology spread constraints",
+    DomainRule.AFFINITY: "node(s) didn't match pod affinity rules",
+    DomainRule.ANTI_AFFINITY: "node(s) didn't match pod anti-affinity rules",
+}
+
+
+def check_domains(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
+    """Refuse a node that one of the pod's rules about other pods excludes."""
+    for domains in demands.domains:
+        if not domains.admits(facts.labels):
+            value = facts.labels.get(domains.key)
+            numbers = f"no label {domains.key}" if value is None else f"{domains.key}={value}"
+            return NodeFilterFailure(domains.rule, DOMAIN_TEXTS[domains.rule], numbers)
+    return None
 
 
 REPELLED = "ExistingAntiAffinity", "node(s) didn't satisfy existing pods anti-affinity rules"
@@ -284,15 +313,21 @@ def insufficient_resource(name: str) -> tuple[str, str]:
     return code, f"Insufficient {name}"
 
 
+_WITHOUT_LIMIT = (HOST_PORT_PREFIX, SELECTED_PREFIX)
+
+
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
-    """Return what is free of each resource, and below 0 what is in use of each host port."""
+    """Return what is free of each resource.
+
+    Of each host port, and of each selection of pods, it is what is in use of it, below 0.
+    """
     free = {
         name: amount - facts.used_by_others.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()
     }
     for amounts in (facts.used_by_others, used):
         for name, amount in amounts.items():
-            if name not in facts.allocatable and name.startswith(HOST_PORT_PREFIX):
+            if name not in facts.allocatable and name.startswith(_WITHOUT_LIMIT):
                 free[name] = free.get(name, 0) - amount
     return free
 
@@ -306,8 +341,7 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
         or demands.unsupported
         or demands.volumes
         or demands.waits_for
-        or demands.repelled_from
-        or demands.within
+        or demands.is_for_decision
     )
 
 

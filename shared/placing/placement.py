@@ -60,7 +60,8 @@ def place(
     if not index.mirror.mig_nodes and plan.share_kinds:
         kinds = plan.share_kinds
     has_preferences = index.eligibility.has_preferences(request.node_requirements)
-    is_narrow = plan.refused or has_preferences or bool(request.node_requirements.within)
+    requirements = request.node_requirements
+    is_narrow = plan.refused or has_preferences or bool(requirements.within or requirements.domains)
     if len(kinds) == 1 and not is_narrow:
         placements = _likely_placements(
             request, plan, index, kinds[0], rng, candidates=candidates, contested=contested

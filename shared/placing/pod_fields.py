@@ -126,11 +126,19 @@ _TERM = " ".join(
     for kind in ("matchExpressions", "matchFields")
     for name in ("key", "operator", "values")
 )
+_SELECTOR = "{0}.matchLabels " + " ".join(
+    f"{{0}}.matchExpressions[].{name}" for name in ("key", "operator", "values")
+)
+_AFFINITY_TERM = (
+    f"{_SELECTOR.format('labelSelector')} {_SELECTOR.format('namespaceSelector')} "
+    "matchLabelKeys mismatchLabelKeys namespaces topologyKey"
+)
+_WEIGHTED = f"weight {' '.join(f'podAffinityTerm.{name}' for name in _AFFINITY_TERM.split())}"
 
 FIELDS = (
     *_all(OBEYED, "metadata", "annotations deletionTimestamp"),
     *_all(OBEYED, "metadata", "labels namespace",
-          note="required anti-affinity of running pods selects by them"),
+          note="rules of other pods select by them"),
     *_all(NO_EFFECT, "metadata",
           "creationTimestamp deletionGracePeriodSeconds finalizers generateName generation "
           "managedFields name ownerReferences resourceVersion selfLink uid"),
@@ -157,16 +165,14 @@ FIELDS = (
     *_all(OBEYED, f"spec.affinity.nodeAffinity.{_REQUIRED}", _TERM.format("nodeSelectorTerms[]")),
     *_all(OBEYED, f"spec.affinity.nodeAffinity.{_PREFERRED}[]",
           f"weight {_TERM.format('preference')}"),
-    *_all(HANDED_OVER, "spec.affinity.podAffinity", f"{_REQUIRED}[]", reason="pod-affinity",
-          note="that of a gang's pods to one another is obeyed: they share a domain"),
-    *_all(HANDED_OVER, "spec.affinity.podAntiAffinity", f"{_REQUIRED}[]",
-          reason="pod-anti-affinity",
-          note="that of running pods, and of pods with GPUs that are being bound, is obeyed"),
-    *_all(PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED} podAntiAffinity.{_PREFERRED}"),
-    PodField(path="spec.topologySpreadConstraints[]", effect=HANDED_OVER, reason="topology-spread",
-             when={"whenUnsatisfiable": "DoNotSchedule"}),
-    PodField(path="spec.topologySpreadConstraints[]", effect=PREFERENCE,
-             when={"whenUnsatisfiable": "ScheduleAnyway"}),
+    *_all(OBEYED, f"spec.affinity.podAffinity.{_REQUIRED}[]", _AFFINITY_TERM),
+    *_all(OBEYED, f"spec.affinity.podAntiAffinity.{_REQUIRED}[]", _AFFINITY_TERM,
+          note="also that of running pods, and of pods with GPUs that are being bound"),
+    *_all(OBEYED, f"spec.affinity.podAffinity.{_PREFERRED}[]", _WEIGHTED),
+    *_all(OBEYED, f"spec.affinity.podAntiAffinity.{_PREFERRED}[]", _WEIGHTED),
+    *_all(OBEYED, "spec.topologySpreadConstraints[]",
+          f"{_SELECTOR.format('labelSelector')} matchLabelKeys maxSkew minDomains "
+          "nodeAffinityPolicy nodeTaintsPolicy topologyKey whenUnsatisfiable"),
     PodField(path="spec.hostUsers", effect=HANDED_OVER, reason="node-features",
              when={"hostUsers": False, "hostNetwork": True}),
     *_all(HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),

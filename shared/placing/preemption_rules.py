@@ -64,11 +64,11 @@ def may_still_evict(
 
 
 def pending_pod_of(preemption: Preemption) -> PendingPod | None:
-    if preemption.wanted is None:
+    if not preemption.wanted:
         return None
     return PendingPod(
-        pod=preemption.wanted.pod,
-        namespace=preemption.wanted.namespace,
+        pod=preemption.wanted[0].pod,
+        namespace=preemption.preemptor_namespace,
         priority=preemption.priority,
         preempts=preemption.preempts,
     )

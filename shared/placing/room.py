@@ -15,30 +15,27 @@ from itertools import combinations, islice
 from msgspec import structs
 
 from shared.model.devices.device import DeviceUse
-from shared.model.leases.lease import Lease, bookings
-from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use, with_changes
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals, counted_use, with_changes
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import PodRequest
+from shared.placing.endable_leases import (
+    EndableLease,
+    Endables,
+    EndingGangs,
+    cost_of,
+    needs_others,
+    used_gpu_s,
+)
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 6000
 """Trials for one pod; sets of leases are tried on one node until it has had a quarter of them."""
 FEW_LEASES = 4
 MAX_TRIALS_WITH_FEW_LEASES = 20_000
-Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
-"""Worst tier, leases, GPU-seconds used, minus the creation time of the oldest lease, names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndableLease:
-    lease: Lease
-    used_gpu_s: float
-    tier: tuple[int, ...] = ()
-    """How undesirable its end is; less is better."""
-
-
-Endables = tuple[EndableLease, ...]
+EndsFor = tuple[NodeName, Endables]
+"""A node, and what ends to make room on it; whole gangs also elsewhere."""
 Allows = Callable[[Sequence[EndableLease]], bool]
 """Whether these leases may all end together."""
 
@@ -55,26 +52,6 @@ class Room:
     @property
     def used_gpu_s(self) -> float:
         return sum(end.used_gpu_s for end in self.ends)
-
-
-def cost_of(ends: Collection[EndableLease]) -> Cost:
-    """Return the cost of a set of leases; less is cheaper."""
-    return (
-        max(end.tier for end in ends),
-        len(ends),
-        round(sum(end.used_gpu_s for end in ends), 3),
-        -min(end.lease.created_at for end in ends),
-        tuple(sorted(f"{end.lease.namespace}/{end.lease.name}" for end in ends)),
-    )
-
-
-def used_gpu_s(lease: Lease, node: LedgerNode, now: float) -> float:
-    memory = {device.uuid: max(1, device.memory_mib) for device, _ in node.devices}
-    parts = sum(
-        max(booking.cores_percent / 100, booking.memory_mib / memory.get(booking.device, 1 << 62))
-        for booking in bookings(lease.shares)
-    )
-    return parts * max(0.0, now - lease.created_at)
 
 
 def without(totals: NodeTotals, ended: Collection[PodUid]) -> NodeTotals:
@@ -154,12 +131,16 @@ class RoomSearch:
         trials: ClusterTrials,
         *,
         allows: Allows = lambda _: True,
+        gangs: EndingGangs | None = None,
         most_leases: int = 1 << 30,
         most_trials: int = MAX_TRIALS,
     ) -> None:
         self._request = request
         self._trials = trials
         self._allows = allows
+        self._gangs = gangs
+        self._seen = set[tuple[NodeName, frozenset[PodUid]]]()
+        """Of a tier: nodes with sets of leases that are tried already, of those with gangs."""
         self._most_leases = most_leases
         self._left = most_trials
         self._reserved = most_trials // 4
@@ -186,7 +167,8 @@ class RoomSearch:
         """Return the candidates by node, where the pod fits once all of them have ended."""
         by_node: dict[NodeName, list[EndableLease]] = {}
         for endable in sorted(candidates, key=_spare_order):
-            if self._allows([endable]):
+            whole = self._whole((endable,))
+            if whole is not None and self._allows(whole):
                 by_node.setdefault(endable.lease.node, []).append(endable)
         return {name: by_node[name] for name in sorted(by_node) if self._fits(name, by_node[name])}
 
@@ -203,41 +185,61 @@ class RoomSearch:
         """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
         tried = dict.fromkeys(able, 0)
         nodes_with_room = set[NodeName]()
-        spared: list[Endables] = []
+        self._seen = set()
+        larger: list[EndsFor] = []
+        """Sets of more leases than are tried now: with whole gangs, or of a node with too many."""
         size = 0
-        while (tried or spared) and size < self._most_leases:
+        while (tried or larger) and size < self._most_leases:
             size += 1
             sets, too_many = self._sets_of_size(size, able, tried)
-            spared += [
-                self._spared(name, able[name]) for name in too_many if name not in nodes_with_room
-            ]
-            sets += [ends for ends in spared if len(ends) <= size]
-            spared = [ends for ends in spared if len(ends) > size]
-            for room in self._fitting(tier, sets):
+            sets += larger
+            for name in too_many:
+                if name not in nodes_with_room:
+                    sets += self._whole_sets(name, [self._spared(name, able[name])])
+            larger = [entry for entry in sets if len(entry[1]) > size]
+            for room in self._fitting(tier, [entry for entry in sets if len(entry[1]) <= size]):
                 nodes_with_room.add(room.placement.node)
                 yield room
 
+    def _whole(self, ends: Endables) -> Endables | None:
+        return ends if self._gangs is None else self._gangs.whole(ends)
+
+    def _whole_sets(self, name: NodeName, sets: Iterable[Endables]) -> list[EndsFor]:
+        """Return sets for a node with what has to end beside them, each of these once."""
+        whole_sets = list[EndsFor]()
+        for ends in sets:
+            whole = self._whole(ends)
+            if whole is None:
+                continue
+            if any(needs_others(end.lease) for end in whole):
+                key = (name, frozenset([end.lease.pod for end in whole]))
+                if key in self._seen:
+                    continue
+                self._seen.add(key)
+            whole_sets.append((name, whole))
+        return whole_sets
+
     def _sets_of_size(
         self, size: int, able: Mapping[NodeName, Sequence[EndableLease]], tried: dict[NodeName, int]
-    ) -> tuple[list[Endables], list[NodeName]]:
+    ) -> tuple[list[EndsFor], list[NodeName]]:
         """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
-        sets = list[Endables]()
+        sets = list[EndsFor]()
         over = list[NodeName]()
         for name, count in list(tried.items()):
             most = max(0, min(self._per_node - count, self._left - self._reserved))
             here = list(islice(self._sets(able[name], size), most + 1))
             if here and len(here) <= most:
                 tried[name] += len(here)
-                sets += here
+                sets += self._whole_sets(name, here)
             else:
                 del tried[name]
                 over.append(name)
         return sets, over
 
-    def _fitting(self, tier: tuple[int, ...], sets: Iterable[Endables]) -> Iterator[Room]:
-        costs = ((cost_of(ends), ends) for ends in sets if self._allows(ends))
-        for cost, ends in sorted(costs, key=lambda entry: entry[0]):
-            placement = self._placement(ends[0].lease.node, ends) if cost[0] == tier else None
+    def _fitting(self, tier: tuple[int, ...], sets: Iterable[EndsFor]) -> Iterator[Room]:
+        costs = ((cost_of(ends), name, ends) for name, ends in sets if self._allows(ends))
+        for cost, name, ends in sorted(costs, key=lambda entry: entry[:2]):
+            placement = self._placement(name, ends) if cost[0] == tier else None
             if placement is not None:
                 yield Room(placement=placement, ends=ends)
 

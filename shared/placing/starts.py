@@ -207,7 +207,8 @@ def waiting_units(
     """Return what may get a planned start, in the order of the first pod of each.
 
     A pod without a gang has to have waited for `after_s`. Gangs with a topology get none: plans do
-    not know the domains.
+    not know the domains. Nor do pods with required rules about other pods, which plans do not
+    count.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     gangs = defaultdict[str, list[WaitingPod]](list)
@@ -215,6 +216,8 @@ def waiting_units(
         queued = waiting_pod.queued
         gang = waiting_pod.queued.request.gang
         if queued.by_kube_scheduler or waiting_pod.refusal.permanent or waiting_pod.refusal.quota:
+            continue
+        if queued.request.has_required_rules:
             continue
         if gang is not None and gang.decided_as_one:
             gangs[gang.name].append(waiting_pod)

@@ -10,9 +10,6 @@ from shared.kubernetes.types import ApiPodSpec, PodAffinityTerm
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import REQUIRED, requirements_of
 
-PATH = f"spec.affinity.podAffinity.{REQUIRED}"
-"""The field's path, which the number of a term follows in brackets."""
-
 
 class Labelled(Protocol):
     @property
@@ -21,13 +18,8 @@ class Labelled(Protocol):
     def namespace(self) -> str: ...
 
 
-def has_affinity(spec: ApiPodSpec) -> bool:
-    """Return whether the pod has required affinity to pods, which select by their labels."""
-    return bool(spec.affinity and (spec.affinity.pod_affinity or {}).get(REQUIRED))
-
-
-def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[str, str]:
-    """Return the topology keys of terms that select the pod itself, by the paths of the terms.
+def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[int, str]:
+    """Return the topology keys of terms that select the pod itself, by the numbers of the terms.
 
     The pods of a gang have equal labels, and are placed at once: such a term means that they share
     a domain. Terms that select pods of other namespaces are left out, and what no API server
@@ -40,7 +32,7 @@ def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[str, str]:
     except msgspec.ValidationError:
         return {}
     return {
-        f"{PATH}[{number}]": term.topology_key
+        number: term.topology_key
         for number, term in enumerate(terms)
         if term.label_selector is not None
         and term.namespace_selector is None
@@ -49,6 +41,6 @@ def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[str, str]:
     }
 
 
-def with_affinity(topology: GangTopology, keys: Mapping[str, str]) -> GangTopology:
+def with_affinity(topology: GangTopology, keys: Mapping[int, str]) -> GangTopology:
     required = tuple(dict.fromkeys((*topology.required, *keys.values())))
     return GangTopology(required, topology.preferred)

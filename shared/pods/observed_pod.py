@@ -9,6 +9,7 @@ from shared.kubernetes.types import PodStatus
 from shared.model.bounds import cut
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.pod_rules import PodSelection
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_anti_affinity import PodAntiAffinity
 from shared.pods.pod_volumes import ClaimUse
@@ -45,11 +46,16 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """It has a copy of its lease: the ledger counts its usage."""
     grown: Mapping[str, int] = {}
     """What it uses more than its lease since it was resized in place."""
+    leased_volumes: Mapping[str, int] = {}
+    """How many volumes its lease counts against the limits of CSI drivers, as resources."""
     created_at: float = 0.0
     labels: Mapping[str, str] = {}
-    """Of a pod that is ours."""
     repels: tuple[PodAntiAffinity, ...] = ()
     """Its required anti-affinity."""
+    selections: Mapping[str, PodSelection] = {}
+    """What its rules about other pods select, by the resource as which it is counted."""
+    counted: frozenset[str] = frozenset()
+    """The resources as which its lease counts it for the rules of other pods."""
     resources: Mapping[str, int] = {}
     request: PodRequest | None = None
     """None if it is invalid, or if the pod is not ours."""

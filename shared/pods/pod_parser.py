@@ -7,7 +7,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 import msgspec
@@ -40,18 +40,22 @@ from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
 from shared.model.requests.host_ports import HostPorts, host_ports
+from shared.model.requests.pod_rules import SELECTED_PREFIX, selected_in_use
 from shared.model.requests.request import (
     GpuRequest,
     NodeRequirements,
     PodRequest,
     Toleration,
 )
+from shared.placing.index.threshold_column import store
+from shared.placing.node_filters import ATTACHABLE
 from shared.placing.pod_fields import handed_over
-from shared.pods.member_affinity import affinity_to_members, has_affinity, with_affinity
+from shared.pods.member_affinity import affinity_to_members, with_affinity
 from shared.pods.node_selectors import node_terms
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
+from shared.pods.pod_rules import Selections, has_rules, parse_pod_rules
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
 from shared.pods.pod_volumes import ClaimUse
 from shared.pods.run_term import deadline_s, parse_term
@@ -83,6 +87,7 @@ class _TemplateRequest:
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
     handed_over: str = ""
+    selections: Selections = field(default_factory=dict)
 
 
 GATED = "SchedulingGated"
@@ -113,6 +118,7 @@ class PodParser:
         self._encode = msgspec.msgpack.Encoder().encode
         self._templates: OrderedDict[bytes, _TemplateRequest] = OrderedDict()
         self._templates_bytes = 0
+        self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
 
     def parse(self, pod: ApiPod) -> ObservedPod:
         """Parse one pod. Of an invalid request the error is in `request_error`."""
@@ -122,6 +128,8 @@ class PodParser:
         ours = spec.scheduler_name in self.schedulers
         by_kube_scheduler = spec.scheduler_name == KUBE_SCHEDULER
         template = self._template_request(pod, ours=ours)
+        lease_copy = meta.annotations.get(ANNOTATION, "")
+        leased = lease_outline(lease_copy).resources if lease_copy else {}
         shown = next(
             (
                 c.message
@@ -150,10 +158,13 @@ class PodParser:
             if self.keeps_reasons or by_kube_scheduler or spec.scheduling_group.pod_group_name
             else "",
             has_lease=ANNOTATION in meta.annotations,
-            grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
+            grown=_grown(template.resources, leased),
+            leased_volumes={name: leased[name] for name in leased if name.startswith(ATTACHABLE)},
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
-            labels=meta.labels if ours else {},
+            labels=self._shared(meta.labels),
             repels=template.repels,
+            selections=template.selections,
+            counted=_counted(meta.annotations.get(ANNOTATION, "")),
             resources=template.resources,
             request=template.request,
             request_error=template.error,
@@ -161,6 +172,12 @@ class PodParser:
             claims=_claim_uses(pod),
             reviewed=meta.annotations.get(ADMISSION, "") if self.keeps_reasons else "",
         )
+
+    def _shared(self, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """Return one object for equal labels: most pods have those of their controller's others."""
+        key = tuple(labels.items())
+        shared = self._labels.get(key)
+        return store(self._labels, key, labels, TEMPLATES) if shared is None else shared
 
     def _template_request(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         spec = pod.spec
@@ -173,9 +190,7 @@ class PodParser:
                 [(name, notes[name]) for name in sorted(self.annotations & notes.keys())],
                 [
                     (name, labels[name])
-                    for name in sorted(
-                        labels if has_affinity(spec) else self.labels & labels.keys()
-                    )
+                    for name in sorted(labels if has_rules(pod) else self.labels & labels.keys())
                 ],
                 spec.scheduler_name if ours else "",
                 spec.containers,
@@ -210,7 +225,9 @@ class PodParser:
     def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         resources: Mapping[str, int] = {}
         repels: tuple[PodAntiAffinity, ...] = ()
-        fields = _handed_over(pod) if pod.spec.scheduler_name == KUBE_SCHEDULER else ""
+        selections: Selections = {}
+        by_kube_scheduler = pod.spec.scheduler_name == KUBE_SCHEDULER
+        fields = _handed_over(pod) if by_kube_scheduler else ""
         try:
             own = pod_resources(pod)
             ports = pod_ports(pod)
@@ -218,12 +235,19 @@ class PodParser:
             repels = parse_anti_affinity(pod)
             group = _group(pod) if ours else _valid_group(pod)
             request = self._request(pod, own, ports) if ours else None
+            if request is not None and not by_kube_scheduler:
+                of_gang = affinity_to_members(pod.spec, pod.metadata) if group else ()
+                rules, selections = parse_pod_rules(pod, repels, of_gang)
+                if rules is not None:
+                    request = structs.replace(request, pod_rules=rules)
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)), handed_over=fields)
         except Exception as error:  # noqa: BLE001 - of one pod: the others are read all the same
             reason = f"a bug in how the pod is read: {error!r}; please report it"
             return _TemplateRequest(resources, repels, error=cut(reason), handed_over=fields)
-        return _TemplateRequest(resources, repels, request, group=group, handed_over=fields)
+        return _TemplateRequest(
+            resources, repels, request, group=group, handed_over=fields, selections=selections
+        )
 
     def _request(self, pod: ApiPod, resources: Mapping[str, int], ports: HostPorts) -> PodRequest:
         view = view_of(pod)
@@ -404,11 +428,17 @@ def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[s
     return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 
-def _grown(resources: Mapping[str, int], lease_copy: str) -> dict[str, int]:
+def _grown(resources: Mapping[str, int], leased: Mapping[str, int]) -> dict[str, int]:
     """Return what a pod uses more than its lease, after somebody has resized it in place."""
-    leased = lease_outline(lease_copy).resources if lease_copy else {}
     more = ((name, resources.get(name, 0) - leased.get(name, 0)) for name in RESIZABLE)
     return {name: amount for name, amount in more if name in leased and amount > 0}
+
+
+def _counted(lease_copy: str) -> frozenset[str]:
+    """Return the resources as which the pod's lease counts it for the rules of other pods."""
+    if SELECTED_PREFIX not in lease_copy:
+        return frozenset()
+    return frozenset(selected_in_use(lease_outline(lease_copy).resources))
 
 
 def _pod_level(pod: ApiPod) -> dict[str, int]:
@@ -427,9 +457,6 @@ def _pod_level(pod: ApiPod) -> dict[str, int]:
 def node_requirements(pod: ApiPod) -> NodeRequirements:
     """Return the pod's requirements of its node besides resources."""
     spec = pod.spec
-    obeyed: Mapping[str, str] = {}
-    if has_affinity(spec) and _valid_group(pod):
-        obeyed = affinity_to_members(spec, pod.metadata)
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity
     required = node.required.node_selector_terms if node and node.required else ()
@@ -444,9 +471,7 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
             for t in spec.tolerations
         ),
         unsupported=tuple(
-            field_of_pod.path
-            for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
-            if field_of_pod.path not in obeyed
+            field_of_pod.path for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
         ),
     )
 

@@ -5,7 +5,6 @@ API server validates a pod after its mutating webhooks.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -15,14 +14,12 @@ import msgspec
 from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.nvidia.dialect import PRIORITY
-from shared.dialects.pod_groups import parse_pod_group
 from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
 from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, ObjectMeta, SecurityContext
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quantity import parse_quantity, parse_resources
 from shared.placing.pod_fields import FoundField, handed_over
-from shared.pods.member_affinity import affinity_to_members, has_affinity
 
 LEVELS = frozenset({PRIORITY})
 """Resources whose 0 is a value. They request nothing by themselves."""
@@ -114,20 +111,8 @@ class PodView(PodManifest):
     @cached_property
     def handed_over(self) -> tuple[FoundField, ...]:
         """The first fields that only kube-scheduler supports."""
-        obeyed: Mapping[str, str] = {}
-        if has_affinity(self.spec) and self._is_in_group:
-            obeyed = affinity_to_members(self.spec, self)
         fields = handed_over({"spec": msgspec.to_builtins(self.spec)})
-        return tuple(
-            islice((field for field in fields if field.path not in obeyed), MOST_HANDED_OVER)
-        )
-
-    @property
-    def _is_in_group(self) -> bool:
-        name = self.spec.scheduling_group.pod_group_name
-        with suppress(RequestError):
-            return bool(parse_pod_group(self.namespace, self.annotations, self.labels, name))
-        return False
+        return tuple(islice(fields, MOST_HANDED_OVER))
 
     @property
     def host_paths(self) -> Mapping[str, str]:

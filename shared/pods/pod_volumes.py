@@ -108,8 +108,16 @@ def _wait_for(
     if waiting:
         return _unbound(pod.namespace, waiting, storage)
     for claim in claims:
-        if claim.bound and claim.volume not in storage.volumes:
-            return _without_volume(claim)
+        if claim.bound:
+            volume = storage.volumes.get(claim.volume)
+            if volume is None:
+                return _without_volume(claim)
+            if volume.error:
+                text = (
+                    f'persistentvolume "{volume.name}", to which persistentvolumeclaim '
+                    f'"{claim.name}" is bound, cannot be read: {volume.error}'
+                )
+                return Denial("VolumeUnreadable", text)
         denial = _in_use_by_one(pod, claim, users)
         if denial is not None:
             return denial
@@ -172,6 +180,8 @@ def _missing(pod: ClaimingPod, use: ClaimUse) -> Denial:
 
 def _unusable(pod: ClaimingPod, use: ClaimUse, claim: Claim) -> Denial | None:
     named = f'persistentvolumeclaim "{claim.name}"'
+    if claim.error:
+        return Denial("ClaimUnreadable", f"{named} cannot be read: {claim.error}")
     if claim.lost:
         return Denial(
             "ClaimLost",
@@ -236,6 +246,41 @@ def _without_volume(claim: Claim) -> Denial:
     return Denial("VolumeNotFound", text)
 
 
+def claim_of_one_node(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> str:
+    """Return the first of a pod's claims that keeps it on one node with others, or an empty text.
+
+    `shared` are the claims that other pods use, too, which have no node yet.
+    """
+    for _, name in sorted(shared):
+        claim = storage.claims.get((pod.namespace, name))
+        if claim is not None and _is_of_one_node(claim, storage):
+            return name
+    return ""
+
+
+def _is_of_one_node(claim: Claim, storage: Storage) -> bool:
+    volume = storage.volumes.get(claim.volume) if claim.bound else None
+    if volume is not None:
+        return _attaches_to_one(volume, storage)
+    storage_class = storage.classes.get(claim.storage_class)
+    driver = storage.drivers.get(storage_class.provisioner, NO_DRIVER) if storage_class else None
+    is_attached = driver is None or driver.attaches
+    return is_attached and SHARED_MODES.isdisjoint(claim.access_modes)
+
+
+def shared_by_one(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> Denial | None:
+    """Return the denial of a pod that shares a claim which only one pod can use, or None."""
+    for _, name in sorted(shared):
+        claim = storage.claims.get((pod.namespace, name))
+        if claim is not None and ONE_POD in claim.access_modes:
+            text = (
+                f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and several pods '
+                "of the gang use it: give each pod a claim of its own, or use ReadWriteMany"
+            )
+            return Denial("ClaimInUse", text)
+    return None
+
+
 def _in_use_by_one(pod: ClaimingPod, claim: Claim, users: Users) -> Denial | None:
     if ONE_POD not in claim.access_modes:
         return None
@@ -258,12 +303,15 @@ def _only_nodes(
     pod: ClaimingPod, claim: Claim, volume: Volume, storage: Storage, users: Users
 ) -> list[NodeName]:
     """Return the nodes to which a volume is attached, if it can be attached to no other."""
+    return _nodes_of_others(pod, claim, users) if _attaches_to_one(volume, storage) else []
+
+
+def _attaches_to_one(volume: Volume, storage: Storage) -> bool:
+    """Return whether a volume is attached to a node, and to no other at the same time."""
     if not volume.access_modes or not SHARED_MODES.isdisjoint(volume.access_modes):
-        return []
+        return False
     attaches = storage.drivers.get(volume.driver, NO_DRIVER).attaches if volume.driver else False
-    if not attaches and not volume.in_tree_disk:
-        return []
-    return _nodes_of_others(pod, claim, users)
+    return attaches or volume.in_tree_disk
 
 
 def on_nodes(names: Iterable[str]) -> tuple[NodeTerm, ...]:
@@ -355,7 +403,7 @@ def _matching(namespace: str, claim: Claim, storage: Storage) -> list[Volume]:
     key = namespace, claim.name
     reserved = [
         volume
-        for volume in storage.reserved.get(key, {}).values()
+        for volume in storage.reserved.get(key, ())
         if _is_for(volume, namespace, claim) and _fits(claim, volume)
     ]
     if reserved:

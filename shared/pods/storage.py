@@ -41,13 +41,24 @@ TOPOLOGY_LABELS = {ZONE: ZONE, REGION: REGION, BETA_ZONE: ZONE, BETA_REGION: REG
 https://kubernetes.io/docs/reference/labels-annotations-taints/#topologykubernetesiozone
 """
 ZONES_SEPARATOR = "__"
+MIGRATED_PROVISIONERS = {
+    "kubernetes.io/aws-ebs": "ebs.csi.aws.com",
+    "kubernetes.io/azure-disk": "disk.csi.azure.com",
+    "kubernetes.io/azure-file": "file.csi.azure.com",
+    "kubernetes.io/cinder": "cinder.csi.openstack.org",
+    "kubernetes.io/gce-pd": "pd.csi.storage.gke.io",
+    "kubernetes.io/portworx-volume": "pxd.portworx.com",
+    "kubernetes.io/vsphere-volume": "csi.vsphere.vmware.com",
+}
+"""CSI drivers that have replaced the volume plugins that were part of Kubernetes.
+https://kubernetes.io/docs/concepts/storage/volumes/#csi-migration
+"""
 FILESYSTEM = "Filesystem"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 ONE_POD = "ReadWriteOncePod"
 
 ClaimKey = tuple[str, str]
 """Namespace and name."""
-T = TypeVar("T")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -70,6 +81,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     selector: tuple[LabelRequirement, ...] = ()
     selected_node: str = ""
     """A scheduler has chosen the node of its volume, which is being provisioned."""
+    error: str = ""
+    """Why it cannot be parsed; only its name is known then."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -81,9 +94,9 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     zones: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Labels of topology, and the values of each."""
     driver: str = ""
-    """The CSI driver, if it has one."""
+    """The CSI driver, if it has one: also the one that has replaced its volume plugin."""
     in_tree_disk: bool = False
-    """A disk that is attached to a node, without a CSI driver of its own."""
+    """A disk of a volume plugin that a CSI driver has replaced; it is attached to one node."""
     available: bool = False
     deleting: bool = False
     reserved_for: ClaimReference | None = None
@@ -93,6 +106,8 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size: int = 0
     volume_mode: str = FILESYSTEM
     attributes_class: str = ""
+    error: str = ""
+    """Why it cannot be parsed; only its name is known then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,19 +183,20 @@ def parse_volume(volume: ApiVolume) -> Volume:
     spec = volume.spec
     available = volume.status.phase == "Available"
     required = spec.node_affinity.required if spec.node_affinity else None
-    disks = (
-        spec.aws_elastic_block_store,
-        spec.azure_disk,
-        spec.cinder,
-        spec.gce_persistent_disk,
-        spec.vsphere_volume,
-    )
+    disks = {
+        "kubernetes.io/aws-ebs": spec.aws_elastic_block_store,
+        "kubernetes.io/azure-disk": spec.azure_disk,
+        "kubernetes.io/cinder": spec.cinder,
+        "kubernetes.io/gce-pd": spec.gce_persistent_disk,
+        "kubernetes.io/vsphere-volume": spec.vsphere_volume,
+    }
+    plugin = next((name for name, disk in disks.items() if disk), "")
     return Volume(
         name=meta.name,
         terms=_shared(selected_nodes(required)) if required else (),
         zones=_shared(tuple(_zones(meta.labels))),
-        driver=intern(spec.csi.driver) if spec.csi else "",
-        in_tree_disk=any(disks),
+        driver=intern(spec.csi.driver) if spec.csi else MIGRATED_PROVISIONERS.get(plugin, ""),
+        in_tree_disk=bool(plugin),
         available=available,
         deleting=meta.deletion_timestamp is not None,
         reserved_for=spec.claim_ref,
@@ -203,7 +219,7 @@ def parse_class(storage_class: ApiStorageClass) -> StorageClass:
     )
     return StorageClass(
         name=storage_class.metadata.name,
-        provisioner=storage_class.provisioner,
+        provisioner=MIGRATED_PROVISIONERS.get(storage_class.provisioner, storage_class.provisioner),
         waits_for_consumer=storage_class.volume_binding_mode == "WaitForFirstConsumer",
         topologies=topologies,
     )
@@ -285,8 +301,8 @@ class Storage:
     """By node."""
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
-    reserved: dict[ClaimKey, dict[str, Volume]] = field(default_factory=dict)
-    """Volumes that are for one claim, by that claim and their name."""
+    reserved: dict[ClaimKey, tuple[Volume, ...]] = field(default_factory=dict)
+    """Volumes that are for one claim, or bound to it: seldom several, so not by name."""
 
     def put_volume(self, name: str, volume: Volume | None) -> None:
         """Put a volume, or remove it if it is None."""
@@ -294,12 +310,16 @@ class Storage:
         if before is not None:
             _drop(self.available, before.storage_class, name)
             if before.reserved_for:
-                _drop(self.reserved, _key_of(before.reserved_for), name)
+                key = _key_of(before.reserved_for)
+                others = tuple(other for other in self.reserved.pop(key) if other.name != name)
+                if others:
+                    self.reserved[key] = others
         if volume is None:
             return
         self.volumes[name] = volume
         if volume.reserved_for:
-            self.reserved.setdefault(_key_of(volume.reserved_for), {})[name] = volume
+            key = _key_of(volume.reserved_for)
+            self.reserved[key] = (*self.reserved.get(key, ()), volume)
         elif volume.available and not volume.deleting:
             self.available.setdefault(volume.storage_class, {})[name] = volume
 
@@ -313,7 +333,7 @@ def _key_of(reference: ClaimReference) -> ClaimKey:
     return reference.namespace, reference.name
 
 
-def _drop(index: dict[T, dict[str, Volume]], key: T, name: str) -> None:
+def _drop(index: dict[str, dict[str, Volume]], key: str, name: str) -> None:
     named = index.get(key)
     if named is not None:
         named.pop(name, None)

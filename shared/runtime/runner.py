@@ -28,6 +28,7 @@ from shared.nats.limited_log import LimitedLog
 from shared.nats.subjects import group_of
 from shared.runtime import telemetry
 from shared.runtime.service import Publish, Role, roles_of
+from shared.runtime.span_attributes import holder_of, pod_attributes
 
 logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
@@ -324,7 +325,7 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
     outcome = "is done" if error is None else f"failed: {error}"
     for event in events:
         about = {
-            "pod": telemetry.pod_attributes(event).get("k8s.pod.uid", ""),
+            "pod": holder_of(pod_attributes(event)),
             "trace": getattr(event, "trace", ""),
         }
         logger.debug("%s of %s %s", role.method, event.subject, outcome, extra=about)

@@ -77,7 +77,7 @@ def argument(
 ) -> Any:
     """Declare an argument of a command; `...` as default requires it. `form`: see ArgumentForm."""
     bounds = ValueBounds(
-        one_of=tuple(one_of),
+        one_of=one_of if isinstance(one_of, tuple) else tuple(one_of),
         at_least=at_least,
         at_most=at_most,
         address=address,

@@ -8,10 +8,9 @@ import msgspec
 
 from shared.model.errors import UNDECODABLE
 from shared.model.views.pods import SpanView
+from shared.runtime.span_attributes import CLAIM, CLAIM_PODS, NAMESPACE, POD_NAME, holder_of
 
 NS = 1_000_000_000
-CLAIM = "leasehold.claim.name"
-CLAIM_PODS = "leasehold.claim.pods"
 
 
 class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +96,9 @@ def _matching(path: Path, namespace: str, name: str) -> Iterator[TraceSpan]:
             continue
         if (span := _parse(line)) is None:
             continue
-        names = (span.attributes.get("k8s.pod.name"), *span.attributes.get(CLAIM_PODS, ()))
-        is_here = span.attributes.get("k8s.namespace.name") == namespace
-        is_named = is_here and name in names and "k8s.pod.uid" in span.attributes
+        names = (span.attributes.get(POD_NAME), *span.attributes.get(CLAIM_PODS, ()))
+        is_here = span.attributes.get(NAMESPACE) == namespace
+        is_named = is_here and name in names and bool(holder_of(span.attributes))
         if is_named or span.trace == uid:
             yield span
 

@@ -2,7 +2,9 @@
 
 A pod's trace ID is its UID without dashes, and the ID of its root span also follows from the UID:
 traces can be found by pod, each service knows the parent of its first span, and two watchers record
-the same spans. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
+the same spans. The root span is recorded when a watcher first sees the pod, so the spans of a pod
+that waits have a parent; spans after its start link to the root, which a collector may no longer
+have. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
 """
 
 import contextlib
@@ -44,22 +46,29 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from shared.model.events.claim_events import ClaimAllocated
 from shared.model.events.event import Event, is_traceparent
-from shared.model.events.request_reply import ClaimLeaseRequest
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.log_limits import LONGEST_TEXT, LONGEST_TRACEBACK, StatementLimit, shortened
 from shared.runtime.settings import ServiceSettings
-from shared.runtime.span_files import CLAIM, CLAIM_PODS
+from shared.runtime.span_attributes import (
+    CLAIM_UID,
+    REASON,
+    fault_of,
+    holder_of,
+    pod_attributes,
+    reason_attributes,
+)
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Event)
 
 MAX_TRACE_FILE_BYTES = 64 * 1024 * 1024
-ROOT = "start pod"
-"""The root span of a pod: from its review, or its creation, until its containers run."""
+ROOT = "create pod"
+"""The root span of a pod: from its review, or its creation, until the API server has it."""
 REVIEW = "review pod"
+MOST_LINKS = 32
+"""Of a pod to others of its gang: of a larger one, each links to those after it, in a ring."""
 _chosen_ids: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("ids", default=(0, 0))
 
 
@@ -119,31 +128,69 @@ class Tracing:
 
         `trace` of the returned events is the span's context, so spans of the events that follow are
         its children. The first span is a child of the root; so is the span of a pod that waited,
-        with a link to the one before. Without a name, the span is named after the event that is
-        sent.
+        with a link to the one before. Pods of one gang link to each other. Without a name, the span
+        is named after the event that is sent.
         """
         if self.tracer is None:
             return list(events), []
         inside: list[E] = []
         spans: list[Span] = []
+        gang_links = self._gang_links(events)
         for event in events:
             facts = pod_attributes(event)
-            if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
+            pod = holder_of(facts)
+            if not pod or not hasattr(event, "trace"):
                 inside.append(event)
                 continue
             title = name or f"publish {event.subject.rpartition('.')[0]}"
-            span = self._begin(title, event.trace, facts, kind, link=event.follows_wait)
-            span.set_attribute("messaging.system", "nats")
-            span.set_attribute("messaging.destination.name", event.subject)
-            if refusal := getattr(event, "refusal", None):
-                span.add_event("refused", {"leasehold.reason": refusal.reason})
+            facts |= reason_attributes(event)
+            facts["messaging.system"] = "nats"
+            facts["messaging.destination.name"] = event.subject
+            span = self._begin(
+                title,
+                event.trace,
+                facts,
+                kind,
+                follows_wait=event.follows_wait,
+                follows_start=event.follows_start,
+                links=gang_links.get(pod, ()),
+            )
+            if fault := fault_of(event):
+                span.set_status(Status(StatusCode.ERROR, fault))
             spans.append(span)
             placed: Any = event
             inside.append(dataclasses.replace(placed, trace=context_of(span)))
         return inside, spans
 
-    def span(self, name: str, parent: str, facts: Mapping[str, AttributeValue]) -> Span | None:
-        return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
+    def _gang_links(self, events: Sequence[Event]) -> dict[str, list[Link]]:
+        gangs: dict[str, list[str]] = {}
+        for event in events:
+            gang = getattr(getattr(event, "request", None), "gang", None)
+            if gang is not None:
+                gangs.setdefault(gang.name, []).append(str(getattr(event, "pod", "")))
+        links: dict[str, list[Link]] = {}
+        for pods in gangs.values():
+            links |= self.links_between(pods)
+        return links
+
+    def links_between(self, pods: Sequence[str]) -> dict[str, list[Link]]:
+        """Return, for each pod, links to the root spans of others, at most `MOST_LINKS`."""
+        names = list(dict.fromkeys(pods))
+        roots = [Link(self._root_of(pod)) for pod in names]
+        count = min(len(names) - 1, MOST_LINKS)
+        ring = [*roots, *roots[:count]]
+        return {pod: ring[index + 1 : index + 1 + count] for index, pod in enumerate(names)}
+
+    def span(
+        self,
+        name: str,
+        parent: str,
+        facts: Mapping[str, AttributeValue],
+        links: Sequence[Link] = (),
+    ) -> Span | None:
+        if self.tracer is None:
+            return None
+        return self._begin(name, parent, facts, SpanKind.INTERNAL, links=links)
 
     def record(
         self,
@@ -163,7 +210,7 @@ class Tracing:
         """
         if self.tracer is None:
             return
-        pod = str(facts.get("k8s.pod.uid", ""))
+        pod = holder_of(facts)
         ids = (int(trace_id_of(pod), 16), _span_id(pod, name)) if pod else (0, 0)
         above = self._root_of(pod) if pod and name != ROOT else trace.INVALID_SPAN_CONTEXT
         context = trace.set_span_in_context(NonRecordingSpan(above))
@@ -171,10 +218,24 @@ class Tracing:
             tracer = self._tracer_of(service)
             span = tracer.start_span(name, context, attributes=facts, start_time=began_ns)
         for at_ns, text in notes:
-            span.add_event("waits", {"leasehold.reason": text}, at_ns)
+            span.add_event("waits", {REASON: text}, at_ns)
         if fault:
+            span.set_attribute(REASON, fault)
             span.set_status(Status(StatusCode.ERROR, fault))
         span.end(ended_ns)
+
+    def record_after_start(
+        self, name: str, facts: Mapping[str, AttributeValue], beneficiaries: Sequence[str] = ()
+    ) -> None:
+        """Record that something was done to a pod that has started, now.
+
+        It links to the pod's root span, and to those of the pods for which it was done, at most
+        `MOST_LINKS`.
+        """
+        if self.tracer is None:
+            return
+        links = [Link(self._root_of(pod)) for pod in beneficiaries[:MOST_LINKS]]
+        self._begin(name, "", facts, SpanKind.INTERNAL, follows_start=True, links=links).end()
 
     def _tracer_of(self, service: str) -> trace.Tracer:
         if self.provider is None or self.tracer is None:
@@ -208,19 +269,23 @@ class Tracing:
         facts: Mapping[str, AttributeValue],
         kind: SpanKind,
         *,
-        link: bool = False,
+        follows_wait: bool = False,
+        follows_start: bool = False,
+        links: Sequence[Link] = (),
     ) -> Span:
         if self.tracer is None:
             raise AssertionError("spans are begun only while tracing is on")
+        pod = holder_of(facts)
         above = parse_traceparent(parent)
-        pod = str(facts["k8s.pod.uid"])
-        links: list[Link] = []
-        if above is None or link:
-            links = [] if above is None else [Link(above)]
-            above = trace.INVALID_SPAN_CONTEXT if CLAIM in facts else self._root_of(pod)
-        context = trace.set_span_in_context(NonRecordingSpan(above))
+        causes = list(links)
+        if above is None and follows_start:
+            causes.append(Link(self._root_of(pod)))
+        elif above is None or follows_wait:
+            causes += [] if above is None else [Link(above)]
+            above = trace.INVALID_SPAN_CONTEXT if CLAIM_UID in facts else self._root_of(pod)
+        context = trace.set_span_in_context(NonRecordingSpan(above or trace.INVALID_SPAN_CONTEXT))
         with _choosing(int(trace_id_of(pod), 16)):
-            return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=links)
+            return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=causes)
 
     def close(self) -> None:
         if self.provider is not None:
@@ -252,35 +317,6 @@ def exemplar_of(context: str) -> dict[str, str] | None:
     if span is None or not span.trace_flags.sampled:
         return None
     return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
-
-
-def pod_attributes(event: Event) -> dict[str, AttributeValue]:
-    """Return the pod of an event as OpenTelemetry's Kubernetes attributes.
-
-    A ResourceClaim takes the place of a pod, with its name and its pods in attributes of ours.
-    """
-    subject: Any = event
-    for part in ("allocation", "lease", "claim"):
-        if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
-            subject = getattr(subject, part)
-    is_claim = isinstance(event, ClaimAllocated | ClaimLeaseRequest)
-    claim = getattr(subject, "claim", None) if is_claim else None
-    pod = getattr(subject, "pod", claim)
-    if not pod:
-        return {}
-    facts: dict[str, AttributeValue] = {"k8s.pod.uid": str(pod)}
-    if claim:
-        facts[CLAIM] = subject.name
-        facts[CLAIM_PODS] = subject.consumer_names
-    for key, attribute in (
-        ("k8s.namespace.name", "namespace"),
-        ("k8s.pod.name", "name"),
-        ("k8s.node.name", "node"),
-    ):
-        value = getattr(subject, attribute, None)
-        if value:
-            facts[key] = str(value)
-    return facts
 
 
 class SpanFile(SpanProcessor):
@@ -438,7 +474,7 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
         "text": span.status.description or "",
         "attributes": dict(span.attributes or {}),
         "notes": [
-            (event.timestamp, (event.attributes or {}).get("leasehold.reason", event.name))
+            (event.timestamp, (event.attributes or {}).get(REASON, event.name))
             for event in span.events
         ],
     }

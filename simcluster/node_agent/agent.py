@@ -8,7 +8,12 @@ from services.node_agent.allocate.cdi_files import DriverPaths
 from services.node_agent.gpu_access import NodeGpus, open_gpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.nvml.calls import count_gpus
+from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.memory_limits.cgroup_tree import CgroupTree
+from services.node_agent.memory_limits.container_limits import LimitSetters
+from services.node_agent.memory_limits.limit_setter import LimitSetter
+from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import RequestError, UnavailableError
 from shared.runtime.settings import setting
@@ -57,6 +62,11 @@ class SimulatedAgentSettings(AgentSettings):
         None, "directory of the GPUs' driver in C, which programs use: the agent makes the GPUs "
         "there, and reads them through its libnvidia-ml; without it or a C compiler, they are "
         "simulated in Python"
+    )  # fmt: skip
+
+    cgroup_root: Path | None = setting(
+        None, "directory tree that stands for the node's cgroups, where the GPUs' driver in C "
+        "limits memory"
     )  # fmt: skip
 
     def check(self) -> None:
@@ -143,7 +153,21 @@ def simulated_gpus(
         if isinstance(gpus, DriverGpus)
         else NoUsage(gpus.discover).sample,
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
+        limits=_limits(settings) if isinstance(gpus, DriverGpus) else None,
         has_processes=False,
+    )
+
+
+def _limits(settings: SimulatedAgentSettings) -> LimitSetters | None:
+    if settings.cgroup_root is None:
+        return None
+    if settings.partition_socket is not None:
+        return RemoteLimits(settings.partition_socket)
+    return LimitSetter(
+        NvmlMemoryLimits(),
+        CgroupTree(settings.cgroup_root),
+        fences=settings.state_dir / "memory-limit-fences.json",
+        proc=settings.proc_dir,
     )
 
 

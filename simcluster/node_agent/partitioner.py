@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.partitioner import ABOUT, NAME, PartitionerSettings, partition
 from shared.model.names import NodeName
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, setting
 from simcluster.node_agent.agent import GPUS_HELP, MIG_FILE
-from simcluster.node_agent.gpus import SimulatedGpus
+from simcluster.node_agent.driver import DriverGpus
+from simcluster.node_agent.gpus import HANG_LIMIT_S, SimulatedGpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,9 @@ class SimulatedPartitionerSettings(PartitionerSettings):
     node: str = setting("node-0", "the node's name")
     gpus: str = setting("4xA100-40GB:mig", GPUS_HELP)
     state_dir: Path = setting(Path(), f"directory of faults.json and {MIG_FILE}")
+    gpu_driver_dir: Path | None = setting(
+        None, "directory of the GPUs' driver in C; without it, they are simulated in Python"
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -25,11 +30,14 @@ def main() -> None:
     settings = load_or_exit(
         SimulatedPartitionerSettings, "python -m simcluster.node_agent.partitioner", about=ABOUT
     )
-    gpus = SimulatedGpus(
-        NodeName(settings.node),
-        settings.gpus,
-        settings.state_dir / "faults.json",
-        settings.state_dir / MIG_FILE,
+    node = NodeName(settings.node)
+    faults = settings.state_dir / "faults.json"
+    gpus: GpuDriver = (
+        SimulatedGpus(node, settings.gpus, faults, settings.state_dir / MIG_FILE)
+        if settings.gpu_driver_dir is None
+        else DriverGpus(
+            node, settings.gpus, settings.gpu_driver_dir, faults, hang_limit_s=HANG_LIMIT_S
+        )
     )
     run(lambda: partition(settings, gpus), service=NAME, log_level=settings.log_level)
 

@@ -12,6 +12,11 @@ else runs there:
   while the planner is stopped (SIGSTOP). The ends of these pods, and the starts of those that get
   their GPUs, cost about the same as when they are planned.
 
+With `--single`, GPUs are reclaimed one after the other instead, and nothing else arrives: each time
+a pod of higher priority is created, without notice. Printed is the time from its watch event to its
+Binding, in which the planner makes a plan, the binder announces it and evicts a pod, this pod ends,
+and its GPU is handed over.
+
 Each row is one window; at the end follow all windows of each kind. Latency runs from the watch
 event of a pod to its binding. CPU is that of each process, and of this one, the API server.
 """
@@ -21,6 +26,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import tempfile
 import time
@@ -228,6 +234,9 @@ async def measure(options, directory):
         await settle(read)
         held = await create_all(api, "held", options.pods, 0)
         await until(lambda: set(held) <= api.bound.keys(), limit_s=300)
+        if options.single:
+            await single(api, options.single)
+            return
         os.kill(pids["planner"], signal.SIGSTOP)
         try:
             urgent = await create_all(api, "urgent", options.pods, URGENT_PRIORITY)
@@ -242,6 +251,20 @@ async def measure(options, directory):
             "bound in their place": len(api.bound.keys() & {*urgent}),
         }
         print(json.dumps(reclaimed), flush=True)
+
+
+async def single(api, count):
+    """Reclaim GPUs one after the other; print how long each took."""
+    delays_ms = []
+    for number in range(count):
+        await asyncio.sleep(random.uniform(3, 4))  # noqa: S311 - whatever their periods are
+        began = time.perf_counter()
+        name = api.create_whole("single", number, URGENT_PRIORITY)
+        await until(lambda name=name: name in api.bound, limit_s=60)
+        delays_ms.append(round((api.bound[name] - began) * 1e3, 1))
+    row = {"reclaimed one by one": count}
+    row |= {f"p{share * 100:g} ms": quantile(delays_ms, share) for share in (0.5, 0.9)}
+    print(json.dumps(row | {"max ms": max(delays_ms), "all ms": delays_ms}), flush=True)
 
 
 async def windows(api, pids, held, port, options):
@@ -285,6 +308,7 @@ def main():
     add("--rate", type=float, default=60.0, help="pods that arrive in a second")
     add("--seconds", type=float, default=15.0, help="of each window")
     add("--windows", type=int, default=6, help="of each kind")
+    add("--single", type=int, default=0, help="GPUs that are reclaimed one by one, instead")
     options = parser.parse_args()
     os.environ |= NO_LIMITS
     with tempfile.TemporaryDirectory(prefix="lh-reclaim-") as folder:

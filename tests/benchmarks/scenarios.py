@@ -12,6 +12,7 @@ request that creates a pod until a watch shows its node. CPU is that of the proc
     refused    on that full cluster: until a pod that fits nowhere has the condition with the reason
     freed      on it, if every GPU has a pod: a pod ends: until one that waits for its GPU is bound
     reclaim    a pod of higher priority comes, then as many as GPUs: until they are bound
+    reclaim_gang  on a full cluster: 512 pods of higher priority that start together
     gang       512 pods of one GPU that start together
     returned   a node is deleted with its pods and comes back: until its GPUs are used again
     churn      a minute of pods that come and end, with --kill twice: what is wrong then
@@ -184,6 +185,18 @@ async def reclaim(run):
             return
 
 
+async def reclaim_gang(run):
+    await run.api.delete(run.api.live())
+    of_system = run.api.system.gang
+    if of_system and len(await whole(run)) == run.gpus:
+        size = min(512, run.gpus)
+        objects, labels = of_system(run.api.namespace, "urgent", size)
+        for path, made in objects:
+            await run.api.kube.create(path, made)
+        more = {"metadata": labels, "spec": {"priorityClassName": "scenarios"}}
+        await run.at_once(f"reclaim of {size} GPUs for a gang of {size}", size, 1, more)
+
+
 async def gang(run):
     await run.api.delete(run.api.live())
     size = min(512, run.gpus)
@@ -263,7 +276,7 @@ def spread(ms, count):
     return text if len(ms) == count else f"{text}, {count - len(ms)} of {count} never"
 
 
-SCENARIOS = (rate, burst, whole, refused, freed, reclaim, gang, returned, churn)
+SCENARIOS = (rate, burst, whole, refused, freed, reclaim, reclaim_gang, gang, returned, churn)
 
 
 async def benchmark(options):

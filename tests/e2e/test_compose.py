@@ -36,10 +36,9 @@ async def test_a_pod_gets_its_share_and_no_service_lacks_a_right(composed: Compo
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
     container = {"name": "main", "image": "x", "resources": {"limits": limits}}
     pod = {"metadata": {"name": "first"}, "spec": {"containers": [container]}}
-    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
     by_kube_scheduler = {
         "metadata": {"name": "second"},
-        "spec": {"containers": [container], "topologySpreadConstraints": [spread]},
+        "spec": {"containers": [container], "hostUsers": False, "hostNetwork": True},
     }
     async with admin(composed) as kube:
 

@@ -156,6 +156,38 @@ async def test_the_pods_of_a_rack_of_the_examples_run_in_one_rack_or_wait(up: St
     await until(lambda: up.kubectl("delete", "job/in-one-rack", "pod/on-node-0"), succeeded)
 
 
+async def test_the_replicas_of_the_example_are_on_different_nodes_and_apart_from_the_load_test(
+    up: Stack,
+) -> None:
+    deployment = "deployment/replicas-apart"
+    pods = ("get", "pods", "-l", "app=replicas-apart", "-o")
+    await up.apply(EXAMPLES / "replicas-apart.yaml")
+    rolled = await up.kubectl("rollout", "status", deployment, "--timeout=80s")
+    nodes = await up.kubectl_out(*pods, "jsonpath={.items[*].spec.nodeName}")
+
+    for number in range(2):
+        name = f"load-{number}"
+        main = {"name": "main", "image": "x", "command": ["sleep", "1000"]}
+        pod = {"metadata": {"name": name, "labels": {"app": "load-test"}},
+               "spec": {"nodeName": f"node-{number}", "containers": [main]}}  # fmt: skip
+        await up.kube.create("/api/v1/namespaces/default/pods", pod)
+    await up.kubectl_out("wait", "--for=condition=Ready", "pod", "-l", "app=load-test")
+    await up.kubectl_out("scale", deployment, "--replicas=5")
+    reason = "{.items[*].status.conditions[?(@.type=='PodScheduled')].message}"
+    waits = await until(
+        lambda: up.kubectl_out(*pods, f"jsonpath={reason}"), lambda text: "nodes are" in text
+    )
+    await up.kubectl_out("delete", "pod", "load-1", "--force")
+    started = await up.kubectl("rollout", "status", deployment, "--timeout=80s")
+
+    assert succeeded(rolled), rolled.err
+    assert sorted(nodes.split()) == ["node-0", "node-0", "node-1", "node-1"]
+    assert "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules" in waits
+    assert succeeded(started), started.err
+    await up.kubectl("delete", deployment, "pod/load-0", "--force")
+    await until(lambda: up.kubectl_out(*pods, "name"), lambda names: not names)
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 async def test_all_kinds_of_kubernetes_and_leasehold_are_accepted(up: Stack, file: Path) -> None:
     documents = list(yaml.safe_load_all(file.read_text()))

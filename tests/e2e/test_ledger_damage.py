@@ -43,6 +43,11 @@ KEPT: dict[str, dict[str, int]] = {
     "gang-0": vgpu(memory=1000),
     "gang-1": vgpu(memory=1000),
 }
+OVERWRITTEN = (
+    *(f"lh:{kind}" for kind in ("leases", "devices", "nodes", "waiting")),
+    *(f"lh:{kind}" for kind in ("quota-charges", "quota-used", "entitlements", "node-sizes")),
+    *("lh-quotas", "lh-preemption:budgets"),
+)
 WAITING = {"too-large": vgpu(number=8), "over-quota": vgpu(number=2, memory=35000)}
 
 
@@ -169,13 +174,18 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
 ) -> None:
     client = damaged.redis
     took = {}
-    for kind in ("leases", "devices", "nodes", "waiting"):
-        [name, *_] = sorted(await client.hkeys(f"lh:{kind}"))
-        await client.hset(f"lh:{kind}", name, secrets.token_bytes(60))
-        took[kind] = round(await damaged.heal(), 1)
+    generations = [await client.hget("lh:ledger", "generation")]
+    for key in OVERWRITTEN:
+        [name, *_] = sorted(await client.hkeys(key))
+        garbage = secrets.token_bytes(60)
+        await client.hset(key, name, garbage)
+        took[key] = round(await damaged.heal(), 1)
+        await until(lambda: client.hget(key, name), lambda value: value not in {None, garbage})  # noqa: B023
         # A pod that waits may have been decided again before anything read its record.
-        if kind != "waiting":
-            await damaged.doctor_names(f"{kind} {name.decode()}")
+        if key.removeprefix("lh:") in {"leases", "devices", "nodes"}:
+            await damaged.doctor_names(f"{key.removeprefix('lh:')} {name.decode()}")
+        generations.append(await client.hget("lh:ledger", "generation"))
+    assert len(set(generations)) == 1, "it was closed"
     await client.xadd("lh:feed", {"n": secrets.token_bytes(9)})
     took["feed"] = round(await damaged.heal(), 1)
     await client.hset("lh-budget:states", "default", secrets.token_bytes(60))

@@ -25,6 +25,7 @@ from shared.model.requests.request import PodRequest
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.model.claims import Claims
 from tests.model.virtual_time import ActorClock
+from tests.model.volumes import WITH_CLAIM, Volumes
 from tests.support.build import facts
 
 NAMESPACE = Namespace("default")
@@ -84,6 +85,8 @@ class ApiServer:
         """As many of the next Bindings and allocations wait until the model answers them."""
         self.calls: list[SlowWrite] = []
         self.resync_requests: dict[str, None] = {}
+        self.volumes = Volumes(self._queue_claiming)
+        self.on_bound: Callable[[Pod], None] = lambda _: None
         self._numbers = 0
 
     # Users and kubelets
@@ -180,6 +183,12 @@ class ApiServer:
         self.claims.resync()
         self.list_pods()
 
+    def _queue_claiming(self, name: str) -> None:
+        """Publish a pending pod again whose claim has changed."""
+        pod = self.pods.get(name)
+        if pod is not None and pod.is_pending and pod.request.claims == WITH_CLAIM:
+            self.publish([self._queued(pod, again=True)])
+
     def requeue(self, failed: BindingFailed) -> None:
         pod = self.find(failed.pod)
         if pod is not None and pod.is_pending:
@@ -268,6 +277,7 @@ class ApiServer:
             raise ConflictError(f"pod {name} is bound, being deleted, or another one")
         pod.node = NodeName(node)
         pod.lease = annotations[ANNOTATION]
+        self.on_bound(pod)
 
     # Events
 
@@ -278,7 +288,7 @@ class ApiServer:
             namespace=NAMESPACE,
             name=pod.name,
             resource_version="1",
-            request=pod.request,
+            request=self.volumes.completed(pod.request, pod.name),
             created_at=pod.created_at,
             requeue_number=-self._numbers if again else 0,
         )

@@ -414,6 +414,16 @@ class Judge(Watches):
             if not finding.pods & unrecorded
         ]
 
+    def without_claims(self) -> list[str]:
+        """Return reservations of pods whose claim is gone."""
+        world = self.world
+        return [
+            f"V2: {pod.uid} waits with a lease, and its claim is gone"
+            for pod in world.api.pods.values()
+            if pod.request.claims and pod.is_pending and pod.uid in self.ledger.leases
+            if pod.name not in world.api.volumes.claims
+        ]
+
     def check_owed(self) -> None:
         """Check that what fits starts once all before it must have ended."""
         sample = self._whole_sample()
@@ -483,7 +493,7 @@ class Judge(Watches):
             deleted=pod.deleting,
             message="it waits" if lease or pod.uid in self.ledger.waiting else "",
             gang=pod.request.gang.name if pod.request.gang else "",
-            spread=bool(pod.request.anti_affinity_groups),
+            spread=bool(pod.request.anti_affinity_groups or pod.request.claims),
             runs=pod.uid in started,
             resized=True,
             **copy,

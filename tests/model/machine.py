@@ -131,9 +131,12 @@ class Machine:
         # Ages of leases are by the clock of Redis: they last longer by what it was set back.
         set_back_s = max(0.0, -self.server.clock.ahead_s)
         for number in range(ROUNDS + math.ceil(set_back_s / ROUND_S)):
+            volumes = self.world.api.volumes
+            for name in volumes.being_provisioned():
+                volumes.provision(name, "made")
             self.world.work()
             self.require_invariants()
-            open_ends = self.judge.open_ends()
+            open_ends = self.judge.open_ends() + self.judge.without_claims()
             if not open_ends and not self.world.bag:
                 self.figures["rounds to quiescence"] += number + 1
                 return

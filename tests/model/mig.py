@@ -299,12 +299,12 @@ class PartitionerProcess(RemotePartitioner):
         self, request: InstancesRequest | PartitionRequest, limit_s: float
     ) -> InstancesReply:
         LIFE.set(self.driver.life)
-        reply = asyncio.create_task(self.server.reply_to(encode_line(request)))
+        reply = asyncio.create_task(self.server.reply_to(encode_line(request), 0))
         self.requests = [*(request for request in self.requests if not request.done()), reply]
         await asyncio.wait([reply], timeout=limit_s)
         if not reply.done() or reply.cancelled():
             raise UnavailableError("no reply of the partitioner")
-        return decode_reply(encode_line(reply.result()))
+        return decode_reply(encode_line(reply.result()), InstancesReply)
 
 
 def _gpu(device: Device) -> Gpu:

@@ -72,8 +72,8 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "= server.now_in_ms() / 1000 - 99 end",
     ),
     "layouts do not matter": (
-        "  if device[D.LAYOUT] ~= layout and device[D.SHARES] > 0 then return 'layout' end\n",
-        "",
+        "if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout",
+        "if held and held.layout ~= layout",
     ),
     "positions do not matter": (
         "if position > MOST_SLOT or position >= 0 and M.is_slot_taken(device, position) then",
@@ -136,6 +136,14 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "lost leases stay lost": (
         "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,
+    ),
+    "pods are bound before their claims": (
+        "services.binder.bind.volume_binder.VolumeBinder.are_bound",
+        _true,
+    ),
+    "claims that fail keep leases": (
+        "services.binder.bind.volume_binder.VolumeBinder._fail",
+        _nothing,
     ),
     "starts are withdrawn without a word": (
         "services.planner.start_planner.StartPlanner._report_withdrawal",

@@ -13,6 +13,7 @@ from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.device_watcher import PROBE_S
 from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.kubelet.node_pods import NodePods
@@ -103,12 +104,13 @@ class ModelLimits(LimitUpdater):
         for entry in self.checkpoint.entries:
             await self._write(entry)
 
-    async def _write(self, entry: CheckpointEntry) -> None:
+    async def _write(self, entry: CheckpointEntry) -> str:
         record = self.kubelet.records.get(entry.allocation.pod)
         if record is not None and record.given is not None:
             record.given = dict(entry.limits.environment)
+        return ""
 
-    async def _check(self, entry: CheckpointEntry) -> None:
+    async def _check_use(self, entry: CheckpointEntry) -> None:
         record = self.kubelet.records.get(entry.allocation.pod)
         limit = entry.limits.environment[f"{MEMORY_LIMIT}_0"]
         if record is not None and record.used_mib > int(limit.removesuffix("m")):
@@ -134,6 +136,7 @@ class Agent:
             checkpoint=self.checkpoint,
             lease_sync=self.lease_sync,
             files=host,
+            enforcers=enforcer_table(host),
             cdi=host,
             metrics=host,
             clock=node.clock,

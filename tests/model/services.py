@@ -121,7 +121,7 @@ class BinderReplica(Service):
                 ledger=RedisLeases(self.connection),
                 pods=cast(PodClient, self.world.api),
                 claims=self.claims,
-                volumes=cast(VolumeClient, None),
+                volumes=cast(VolumeClient, self.world.api.volumes),
                 agents=cast(NodeAgentClient, self.world),
                 publish=self._publish,
                 clock=self.clock,
@@ -152,8 +152,10 @@ class BinderReplica(Service):
             "rebuild": self._rebuild,
             "resizes": self.binder.resizer.finish_resizes,
             "plans": self._carry_out,
+            "claims": self.binder.volumes.keep_reservations,
         }
         self.spawn(self.binder.sender.send_bindings())
+        self.spawn(self._follow_claims())
 
     @property
     def handlers(self) -> Mapping[type[Event], Handler]:
@@ -183,6 +185,11 @@ class BinderReplica(Service):
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         self.world.watches.note_reported(event)
+
+    async def _follow_claims(self) -> None:
+        while True:
+            await self.attempt(self.binder.volumes.follow_claims())
+            await self.clock.sleep(1.0)
 
     async def _carry_out(self) -> None:
         began_at = self.clock.now()

@@ -11,6 +11,7 @@ from tests.model.kubelet import Kubelet, limit_mib
 from tests.model.machine import Machine, chosen
 from tests.model.node import Node
 from tests.model.rules import any_of, rule, several, together
+from tests.model.volumes import WITH_CLAIM
 from tests.model.world import DEVICE_MIB, NODES, Message
 from tests.support.build import gpu, request
 
@@ -109,6 +110,31 @@ class Users(Machine):
             self.world.flow()
             for _ in range(waits):
                 self.world.work()
+
+    @rule(lambda self: self.free_names(), weight=2.0, mib=several(sizes, at_most=3))
+    def create_claiming_pods(self, mib: Sequence[int]) -> None:
+        """Create pods with a claim each, whose volume is made where the pod is placed."""
+        for amount in mib[: len(self.free_names())]:
+            name = self.free_names()[0]
+            if name not in self.world.api.volumes.claims:
+                self.world.api.volumes.create(name)
+            wanted = request(gpu(memory=amount, cores_percent=amount // 2), claims=WITH_CLAIM)
+            self.world.api.create(name, wanted)
+
+    @rule(
+        lambda self: self.world.api.volumes.being_provisioned(),
+        weight=3.0,
+        position=positions,
+        outcome=any_of("made", "made", "given up"),
+    )
+    def provision(self, position: int, outcome: str) -> None:
+        volumes = self.world.api.volumes
+        volumes.provision(chosen(volumes.being_provisioned(), position), outcome)
+
+    @rule(lambda self: self.world.api.volumes.claims, position=positions)
+    def delete_volume_claim(self, position: int) -> None:
+        volumes = self.world.api.volumes
+        volumes.delete(chosen(volumes.claims, position))
 
     def create(
         self,

@@ -40,6 +40,7 @@ from tests.model.node import Node
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.services import BinderReplica, PlacerReplica, PlannerReplica, Replica, Service
 from tests.model.virtual_time import EPOCH_S, ActorClock, VirtualLoop
+from tests.model.volumes import WITH_CLAIM
 from tests.support.build import device
 
 NODES = (NodeName("a"), NodeName("b"))
@@ -135,6 +136,7 @@ class World:
         self.scheduler = KubeScheduler(self.claims, self.api, self.nodes, self.lease_claim)
         self.watches: Watches = Watches()
         self.api.on_binding = self.on_binding
+        self.api.on_bound = self.on_bound
         self.rounds = 0
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
@@ -339,6 +341,11 @@ class World:
 
     def on_binding(self, pod: PodUid) -> None:
         self.watches.check_binding(pod)
+
+    def on_bound(self, pod: Pod) -> None:
+        has_claim = pod.request.claims == WITH_CLAIM
+        if has_claim and pod.node and self.api.volumes.is_missing_on(pod.node, pod.name):
+            self.fail(f"V1: {pod.uid} is bound to {pod.node}, without its volume")
 
     def on_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         self.watches.check_refused(node, pod, reason, waited_s)

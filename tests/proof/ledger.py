@@ -110,7 +110,7 @@ def _device(value: bytes) -> RawDevice:
     mib, slots, status, _, used, cores, shares, fence, _, is_claimed, _, is_mig, *texts = (
         msgpack.unpackb(value)
     )
-    uuid, node, _, _, layout, _ = texts
+    uuid, node, _, _, layout, _, _ = texts
     return RawDevice(
         uuid=uuid,
         node=node,

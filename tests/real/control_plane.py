@@ -25,6 +25,12 @@ START_S = 120.0
 ADMIN = "admin"
 NICENESS = 5
 """These processes leave the processor to others."""
+NOT_NEEDED = (
+    "node-lifecycle-controller",
+    "taint-eviction-controller",
+    "persistentvolume-attach-detach-controller",
+)
+"""Controllers that nodes without kubelets and drivers would keep waiting."""
 TOKENS = {ADMIN: "system:masters"}
 """Users and their groups; the token of each is its name."""
 
@@ -132,7 +138,7 @@ class ControlPlane:
             f"--cert-dir={self.root / 'controller-certificates'}",
             "--leader-elect=false",
             f"--service-account-private-key-file={self.root / 'accounts.key'}",
-            "--controllers=*,-nodeipam,-route,-service-lb-controller,-cloud-node-lifecycle",
+            f"--controllers=*,{','.join(f'-{name}' for name in NOT_NEEDED)}",
             "--kube-api-qps=500",
             "--kube-api-burst=500",
             *flags,

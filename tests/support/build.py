@@ -55,6 +55,7 @@ def use(
         shares=shares,
         fence=fence,
         anti_affinity_groups=frozenset(tags),
+        mode="hami-core" if shares else "",
     )
 
 

@@ -56,6 +56,8 @@ def single(kind: types.Type, name: str) -> bool | float | str:
         case types.EnumType():
             members: list[Enum] = list(kind.cls)
             return members[min(1, len(members) - 1)].value  # type: ignore[no-any-return]
+        case types.LiteralType():
+            return str(kind.values[0])
         case types.BoolType():
             return True
         case types.IntType():

@@ -8,6 +8,7 @@ from shared.model.devices.device import NUMA_CPUS_PREFIX
 from shared.model.devices.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
 from shared.model.leases.lease import TRANSITIONS, LeaseState, reachable
 from shared.model.requests.host_ports import HOST_PORT_PARTS, HOST_PORT_PREFIX
+from shared.model.requests.pod_rules import SELECTED_PREFIX
 from shared.model.requests.request import SharingPolicy
 from tools.generate.pages import ROOT
 
@@ -42,6 +43,7 @@ def _lines() -> Iterator[str]:
     yield f"M.NUMA_CPUS_PREFIX = '{NUMA_CPUS_PREFIX}'"
     yield f"M.HOST_PORT_PREFIX = '{HOST_PORT_PREFIX}'"
     yield f"M.HOST_PORT_PARTS = {HOST_PORT_PARTS}"
+    yield f"M.SELECTED_PREFIX = '{SELECTED_PREFIX}'"
     yield "-- Faults of devices that are missing."
     yield f"M.IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}"
     yield ""

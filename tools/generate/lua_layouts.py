@@ -4,7 +4,16 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec.inspect import BoolType, EnumType, Field, FloatType, IntType, StrType, Type
+from msgspec.inspect import (
+    BoolType,
+    EnumType,
+    Field,
+    FloatType,
+    IntType,
+    LiteralType,
+    StrType,
+    Type,
+)
 
 from shared.ledger import records
 from tools.generate.pages import ROOT
@@ -60,7 +69,7 @@ def _lua_type(described: Type) -> str:
             return "number"
         case BoolType():
             return "boolean"
-        case StrType() | EnumType():
+        case StrType() | EnumType() | LiteralType():
             return "string"
     return "table"
 

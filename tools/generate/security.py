@@ -23,6 +23,10 @@ def manifests(folder: str = "base") -> Iterator[dict[str, Any]]:
         yield from filter(None, yaml.safe_load_all(path.read_text()))
 
 
+PARTITIONERS = ("mig", "memory-limits")
+"""The components with the container `partitioner`."""
+
+
 def components() -> list[str]:
     """Return the names of all components."""
     return sorted(folder.name for folder in (ROOT / "k8s" / "components").iterdir())
@@ -87,9 +91,10 @@ def _words(rule: dict[str, Any]) -> str:
 
 
 def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every container with its name and its pod, that of the partitioner component too."""
-    mig = yaml.safe_load((ROOT / "k8s" / "components" / "mig" / "kustomization.yaml").read_text())
-    patched = [yaml.safe_load(patch["patch"]) for patch in mig["patches"]]
+    """Every container with its name and its pod, and the partitioner with all its components."""
+    files = (ROOT / "k8s" / "components" / name / "kustomization.yaml" for name in PARTITIONERS)
+    patches = [patch for file in files for patch in yaml.safe_load(file.read_text())["patches"]]
+    patched = [yaml.safe_load(patch["patch"]) for patch in patches]
     pods: dict[str, dict[str, Any]] = {}
     for manifest in (*manifests(), *patched):
         if manifest["kind"] in {"Deployment", "DaemonSet"}:

@@ -58,6 +58,7 @@ class GpuDeviceStatus(Status, frozen=True, kw_only=True, rename="camel"):
     used_shares: Annotated[int, Meta(description="Leased shares, or MIG instances.")]
     slots: Annotated[int, Meta(description="How many shares or MIG instances there can be.")]
     instances: Annotated[str, Meta(description="Its MIG instances, such as 3 x 2g.10gb.")]
+    sharing_mode: Annotated[str, Meta(description="The mode of its leases; empty without any.")]
     numa: Annotated[int | UnsetType, Meta(description="Its NUMA node.")] = UNSET
 
 
@@ -71,6 +72,8 @@ class GpuLeaseShare(Status, frozen=True, kw_only=True, rename="camel"):
     model: Gpu
     memory_mib: Mib
     cores_percent: Annotated[int, Meta(description="The limit of its cores; 0: none.")]
+    memory: Annotated[str, Meta(description="What holds its memory; none: nothing.")]
+    compute: Annotated[str, Meta(description="What holds its cores; none: nothing.")]
     mig_profile: Annotated[str | UnsetType, Meta(description="Of its MIG instance.")] = UNSET
     used_memory_mib: Annotated[int | UnsetType, Meta(description="Measured, MiB.")] = UNSET
     used_cores_percent: Annotated[int | UnsetType, Meta(description="Measured, percent.")] = UNSET
@@ -245,7 +248,7 @@ def _device_cells(of: GpuDeviceStatus, _: float) -> tuple[Any, ...]:
     cores = f"{of.used_cores_percent}%"
     leases = f"{of.used_shares}/{of.slots}"
     shown = of.model, of.phase, of.memory_mib, of.used_memory_mib, cores, leases
-    return *shown, of.mode, of.uuid, of.message
+    return *shown, of.mode, of.sharing_mode or "<none>", of.uuid, of.message
 
 
 def _lease_cells(of: GpuLeaseStatus, now: float) -> tuple[Any, ...]:
@@ -255,7 +258,8 @@ def _lease_cells(of: GpuLeaseStatus, now: float) -> tuple[Any, ...]:
     return (
         *(of.state, of.node, _joined(share.index for share in shares)),
         *(sum(share.memory_mib for share in shares), sum(used) if used else "<unknown>"),
-        *(_joined(cores), _age(of.since, now), _joined(share.model for share in shares)),
+        *(_joined(cores), _joined(f"{share.memory}/{share.compute}" for share in shares)),
+        *(_age(of.since, now), _joined(share.model for share in shares)),
         *(of.system, _joined(share.uuid for share in shares), of.message),
     )
 
@@ -298,7 +302,7 @@ KINDS = (
         read=_devices,
         cells=_device_cells,
         columns=("Model", "Status", "MiB", "Leased MiB", "Leased Cores", "Leases"),
-        wide=("Mode", "UUID", "Message"),
+        wide=("Mode", "Shared", "UUID", "Message"),
     ),
     Kind(
         kind="GPULease",
@@ -307,7 +311,7 @@ KINDS = (
         status=GpuLeaseStatus,
         read=_leases,
         cells=_lease_cells,
-        columns=("State", "Node", "GPUs", "MiB", "Used MiB", "Cores", "Age"),
+        columns=("State", "Node", "GPUs", "MiB", "Used MiB", "Cores", "Held By", "Age"),
         wide=("Model", "System", "UUIDs", "Message"),
     ),
     Kind(

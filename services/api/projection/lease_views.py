@@ -14,7 +14,7 @@ from shared.model.views.pods import FinishedPod
 
 SHOWN_TO_ALL = (
     *("device", "index", "device_mib", "memory_mib", "cores_percent", "booked_cores"),
-    *("slot", "mig", "init", "state"),
+    *("slot", "mig", "init", "state", "memory", "compute", "held_text"),
 )
 """What viewers see of a share whose namespace they may not see."""
 
@@ -34,6 +34,7 @@ def device_view(
         slots=_capacity(device, layout),
         used_shares=use.shares,
         fence=use.fence,
+        sharing_mode=use.mode,
         layout=use.layout,
         instances=" + ".join(f"{profile.count} x {profile.name}" for profile in profiles),
         layouts=len(device.layouts),

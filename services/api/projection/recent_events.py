@@ -148,7 +148,7 @@ class RecentEvents:
                     text=CAUSES[record.cause],
                     latency_s=None,
                     beneficiary=f"{record.for_namespace}/{record.for_name}"
-                    if record.for_pod
+                    if record.for_name
                     else "",
                 )
             )

@@ -423,10 +423,10 @@ def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> Preemp
 
 
 def _preemption(preemption: Preemption, visible: NamespaceFilter) -> PreemptionView:
-    wanted = preemption.wanted
+    namespace = preemption.preemptor_namespace
     return PreemptionView.from_attributes(
         preemption,
-        beneficiary=_name_of(wanted.namespace, wanted.name, visible) if wanted else "",
+        beneficiary=_name_of(namespace, preemption.preemptor_name, visible),
         evict_at=preemption.evict_at or None,
         victims=tuple(
             VictimView(pod=f"{victim.namespace}/{victim.name}", outcome=victim.outcome)

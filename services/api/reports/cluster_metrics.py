@@ -51,6 +51,11 @@ LARGEST = Gauge(
     "The largest share that a usable device outside MIG mode has free; 0: none.",
     ["model"],
 )
+HELD = Gauge(
+    "leasehold_held_shares",
+    "Leased shares by what holds their memory and their cores; none: nothing does.",
+    ["node", "memory", "compute"],
+)
 IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"])
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
@@ -59,7 +64,19 @@ USABLE = "usable"
 CORDONED = "cordoned"
 UNHEALTHY = "unhealthy"
 WHOLE = 100
-ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
+ALL = (
+    WAITING,
+    OLDEST,
+    DEVICES,
+    CLOSED,
+    MEMORY,
+    LEASED_MEMORY,
+    LEASED_GPUS,
+    LARGEST,
+    HELD,
+    IDLE,
+    MISSING,
+)
 
 
 def export_cluster(projection: Projection, missing: Iterable[AffectedObject], now: float) -> None:
@@ -70,6 +87,13 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)
     _export_idle(projection.devices.values())
+    held = Counter(
+        (view.node, share.memory, share.compute)
+        for view in projection.devices.values()
+        for share in view.shares
+    )
+    for labels, count in held.items():
+        HELD.labels(*labels).set(count)
     replicas = {(affected.service, affected.name) for affected in missing}
     for service, count in Counter(service for service, _ in replicas).items():
         MISSING.labels(service).set(count)

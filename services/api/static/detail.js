@@ -250,7 +250,7 @@ export function shareItem(share, namespace, link, note) {
         .filter(Boolean)
         .join(", ")
     : "not measured";
-  const what = `${mib(share.memory_mib)}${share.booked_cores ? `, ${share.booked_cores} % of the cores` : ""}${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}`;
+  const what = `${mib(share.memory_mib)}${share.booked_cores ? `, ${share.booked_cores} % of the cores` : ""}${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}${share.held_text ? `; ${share.held_text}` : ""}`;
   return el(
     "li",
     {},

@@ -404,12 +404,21 @@ class VolumeBinder:
     # Ends
 
     async def _fail(self, key: str, wait: ClaimWait, reason: str) -> None:
-        """Give back all reservations of a wait, and publish that their pods are not bound."""
+        """Give back all reservations of a wait, and publish that their pods are not bound.
+
+        What was written to their claims is undone first: of a binder that is killed in between,
+        another one has the claims bound anew.
+        """
+        self._forget(key, wait)
+        for lease in wait.leases:
+            try:
+                await self._undo(lease, is_held=True)
+            except LeaseholdError as error:  # `forsake` tries again
+                logger.info("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
         try:
             released = await self.updater.release_unmoved(wait.leases, reason=NOT_BOUND)
         except ConflictError:
             released = []  # committed or ended meanwhile
-        self._forget(key, wait)
         self.forsake(wait.leases)
         for lease in released:
             self.conditions.explain(explain_unbound(lease, reason), self.events)
@@ -438,10 +447,15 @@ class VolumeBinder:
             except LeaseholdError as error:
                 logger.warning("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
 
-    async def _undo(self, lease: Lease) -> None:
-        """Select no node any more for claims that are not bound; a reserved volume stays theirs."""
+    async def _undo(self, lease: Lease, *, is_held: bool = False) -> None:
+        """Select no node any more for claims that are not bound; a reserved volume stays theirs.
+
+        Claims of a pod that has a lease on the node are left, unless it `is_held` by the caller.
+        """
         [now] = await self.ledger.load([lease.pod])
-        if now is not None and now.state in LIVE and now.node == lease.node:
+        is_there = now is not None and now.state in LIVE and now.node == lease.node
+        is_same = now is not None and now.version == lease.version
+        if is_there and not (is_held and is_same):
             return
         for claim in lease.claims:
             key = (lease.namespace, claim.name)

@@ -1,14 +1,17 @@
-"""Rebuilds an empty ledger: one binder collects what agents and pods report, and restores it.
+"""Rebuilds an empty ledger, or single records: from what agents and pods report.
 
 It reads the evidence in its own memory: the listing when it is complete, then reports as they
 arrive. A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger
 refuses reservations until the rebuild is finished.
 """
 
+import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
 
 from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import MAX_READS, LeaseHolders, holders_in
@@ -22,12 +25,18 @@ from services.binder.metrics import count_anomaly
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
+from shared.model.errors import ConflictError
+from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import UnreadableRecord
+from shared.model.names import NodeName, PodUid
 from shared.runtime.service import Publish, loops
 
 logger = logging.getLogger(__name__)
 RebuildEvent = LedgerRebuilt | ResyncRequested
+KeepOn = Callable[[], Awaitable[bool]]
+"""Raises an error once the work is in vain; returns whether all quotas are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,8 @@ class LedgerRebuild:
 
     def __post_init__(self) -> None:
         self._compare_again_at = math.inf
+        self._collecting = asyncio.Lock()
+        """Evidence is collected for one purpose at a time."""
 
     @loops(every_s=1.0)
     async def rebuild_ledger(self) -> list[RebuildEvent]:
@@ -79,18 +90,63 @@ class LedgerRebuild:
         if token is None:
             return []
         logger.warning("the ledger is empty or has lost writes: no pod is placed until its rebuild")
+        async with self._collecting:
+            self.evidence.begin_rebuild()
+            try:
+                return await self._restore(token)
+            finally:
+                self.evidence.end_rebuild()
+
+    async def renew(
+        self, generation: str, damaged: Sequence[UnreadableRecord]
+    ) -> list[ResyncRequested]:
+        """Write damaged records anew: leases as a rebuild restores them, all others as reported.
+
+        Raises ConflictError if the ledger was rebuilt since `generation`.
+        """
+        pods = {PodUid(record.key) for record in damaged if record.kind == "leases"}
+        async with self._collecting:
+            recovery, evidence = await self._evidence_of(pods, generation)
+        refused = await self.ledger.renew(
+            damaged,
+            [lost.lease for lost in evidence],
+            generation=generation,
+            now=self.clock.now(),
+            hearsay={lost.lease.pod for lost in evidence if lost.is_hearsay},
+        )
+        if recovery.lagging:
+            await self.ledger.resizes.set_unsynced(recovery.lagging)
+        _report_problems([*recovery.problems, *(_misfit(lease, why) for lease, why in refused)])
+        return [ResyncRequested(reason=f"{len(damaged)} damaged records of the ledger are renewed")]
+
+    async def _evidence_of(
+        self, pods: Collection[PodUid], generation: str
+    ) -> tuple[Recovery, list[Evidence]]:
+        if not pods:
+            return Recovery(()), []
+        keep_on = partial(self._check_same, generation)
         self.evidence.begin_rebuild()
         try:
-            return await self._restore(token)
+            await self._await_bindings(keep_on)
+            listed = await self._list_pods(uuid4().hex, keep_on)
+            recovery = Recovery(pod for pod in listed if pod.pod in pods)
+            pages = [page async for page in self._leases(recovery, keep_on, pods)]
         finally:
             self.evidence.end_rebuild()
+        return recovery, [lost for page in pages for lost in page]
+
+    async def _check_same(self, generation: str) -> bool:
+        if await self.ledger.generation() != generation:
+            raise ConflictError("the ledger was rebuilt while damaged records were collected")
+        return True
 
     async def _restore(self, token: str) -> list[RebuildEvent]:
-        await self._await_bindings(token)
-        recovery = Recovery(await self._list_pods(token))
+        keep_on = partial(self._extend_lock, token)
+        await self._await_bindings(keep_on)
+        recovery = Recovery(await self._list_pods(token, keep_on))
         restored = 0
         misfits = []
-        async for evidence in self._leases(recovery, token):
+        async for evidence in self._leases(recovery, keep_on):
             refused = await self.ledger.restore(
                 [lost.lease for lost in evidence],
                 now=self.clock.now(),
@@ -102,10 +158,7 @@ class LedgerRebuild:
             misfits += [_misfit(lease, reason) for lease, reason in refused]
         if recovery.lagging:
             await self.ledger.resizes.set_unsynced(recovery.lagging)
-        problems = [*recovery.problems, *misfits]
-        if problems:
-            count_anomaly("not_restored", len(problems))
-            logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
+        _report_problems([*recovery.problems, *misfits])
         if not await self.ledger.finish_rebuild(token):
             return []
         logger.warning("the ledger has %d leases again", restored)
@@ -118,7 +171,7 @@ class LedgerRebuild:
         self._compare_again_at = math.inf
         return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
-    async def _bound_since(self, recovery: Recovery, token: str) -> list[Evidence]:
+    async def _bound_since(self, recovery: Recovery, keep_on: KeepOn) -> list[Evidence]:
         """Return the leases of pods that agents report, and that were bound after the listing.
 
         A pod that cannot be read is compared again with the next listing.
@@ -126,7 +179,7 @@ class LedgerRebuild:
         bound: list[Evidence] = []
         unlisted = list(recovery.unlisted.values())
         for first in range(0, len(unlisted), MAX_READS):
-            await self._extend_lock(token)
+            await keep_on()
             some = unlisted[first : first + MAX_READS]
             for lease, pod in zip(some, await self.holders.read(some), strict=True):
                 match evidence_now(lease, pod):
@@ -136,35 +189,37 @@ class LedgerRebuild:
                         recovery.problems.append(reason)
         return bound
 
-    async def _list_pods(self, token: str) -> list[BoundPod]:
+    async def _list_pods(self, request_id: str, keep_on: KeepOn) -> list[BoundPod]:
         """Request a resync, again until a listing is there; return its pods and claims."""
         pause_s = 0.0
         requested_at = self.clock.ticks()
         while True:
-            has_quotas = await self._extend_lock(token)
-            pages = self.evidence.answer_to(token)
+            has_quotas = await keep_on()
+            pages = self.evidence.answer_to(request_id)
             if pages is not None and has_quotas:
                 return [holder for page in pages for holder in holders_in(page)]
             if self.clock.ticks() - requested_at >= pause_s:
-                reason = "the ledger is being rebuilt"
-                await self.publish([ResyncRequested(reason=reason, request_id=token)])
+                reason = "leases of the ledger are being restored"
+                await self.publish([ResyncRequested(reason=reason, request_id=request_id)])
                 pause_s, requested_at = (
                     2 * pause_s or self.timing.resync_every_s,
                     self.clock.ticks(),
                 )
             await self.clock.sleep(self.timing.poll_s)
 
-    async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Evidence]]:
-        """Yield the leases to restore: first those of agents' reports, which count most."""
+    async def _leases(
+        self, recovery: Recovery, keep_on: KeepOn, pods: Collection[PodUid] | None = None
+    ) -> AsyncIterator[Sequence[Evidence]]:
+        """Yield the leases to restore, or those of some pods; first those that agents report."""
         since = self.clock.ticks()
         awaited = len(recovery.silent)
         silent_before = awaited
         while True:
-            await self._extend_lock(token)
-            reports = list(self.evidence.take_reports().items())
+            await keep_on()
+            reports = _of_pods(self.evidence.take_reports(), pods)
             for first in range(0, len(reports), NODES_PER_PAGE):
                 yield recovery.add_reports(dict(reports[first : first + NODES_PER_PAGE]))
-                await self._extend_lock(token)
+                await keep_on()
             if reports:
                 continue
             if not recovery.silent:
@@ -184,20 +239,37 @@ class LedgerRebuild:
             )
         for leases in recovery.annotated():
             yield [Evidence(lease, is_hearsay=False) for lease in leases]
-        yield await self._bound_since(recovery, token)
+        yield await self._bound_since(recovery, keep_on)
 
-    async def _await_bindings(self, token: str) -> None:
+    async def _await_bindings(self, keep_on: KeepOn) -> None:
         """Wait for the Bindings in flight: the listing must include their pods."""
         deadline = self.clock.ticks() + self.timing.own_bindings_s
         await self.clock.sleep(self.timing.settle_s)
         while self.bindings_in_flight() and self.clock.ticks() < deadline:
-            await self._extend_lock(token)
+            await keep_on()
             await self.clock.sleep(self.timing.poll_s)
 
     async def _extend_lock(self, token: str) -> bool:
         """Return whether all quotas are known."""
         now = self.clock.now()
         return await self.ledger.extend_rebuild(token, now=now, lock_s=self.timing.lock_s)
+
+
+def _of_pods(
+    reports: Mapping[NodeName, tuple[Allocation, ...]], pods: Collection[PodUid] | None
+) -> list[tuple[NodeName, tuple[Allocation, ...]]]:
+    if pods is None:
+        return list(reports.items())
+    return [
+        (node, tuple(allocation for allocation in allocations if allocation.pod in pods))
+        for node, allocations in reports.items()
+    ]
+
+
+def _report_problems(problems: Sequence[str]) -> None:
+    if problems:
+        count_anomaly("not_restored", len(problems))
+        logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
 
 
 def _misfit(lease: Lease, reason: str) -> str:

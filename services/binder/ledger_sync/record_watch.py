@@ -1,4 +1,9 @@
-"""Has a ledger rebuilt that is damaged: records cannot be decoded, or totals are not their sums."""
+"""Has what is damaged written anew: records that cannot be decoded, and totals, with the ledger.
+
+A record that cannot be decoded is written anew alone. A total that is not the sum of its leases
+says nothing of what is wrong, so the ledger is closed and rebuilt; and so it is if many records
+are damaged.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,7 +15,8 @@ from services.binder.report.explanations import summarize, unreadable_event
 from shared.ledger.leases import RedisLeases
 from shared.ledger.total_checks import CHECKS, NODE_CHECKS, LedgerReading
 from shared.model.clock import Clock
-from shared.model.errors import UnavailableError
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.pod_events import ResyncRequested
 from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import PodUid
 from shared.runtime.service import loops
@@ -24,22 +30,25 @@ READ_S = 5.0
 PAUSE_FACTOR = 20
 """Reading takes at most a twentieth of the binder's time: a large ledger is read less often."""
 NOT_AGAIN_S = 600.0
-"""A rebuild for the same record or total has not helped; the audit and the alert remain."""
-MOST_REBUILDS = 10
-"""Within `NOT_AGAIN_S`, whatever is damaged: placing stops during each."""
+"""Writing the same record or total anew has not helped; the audit and the alert remain."""
+MOST_REPAIRS = 10
+"""Within `NOT_AGAIN_S`, whatever is damaged: others wait during each."""
+MOST_RENEWED = 64
+"""Records that are written anew alone; if more are damaged, the ledger is rebuilt."""
 MOST_UNNAMED = 1000
 """Pods of unreadable leases that are remembered until their leases are restored."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class RecordWatch:
     """Reads the ledger while this binder leads.
 
-    What is damaged in two readings in a row closes the ledger, and is restored by its rebuild. The
-    Event of a pod follows once its lease is restored, with its name.
+    What is damaged in two readings in a row is written anew. The Event of a pod follows once its
+    lease is restored, with its name.
     """
 
     ledger: RedisLeases
+    renew: Callable[[str, Sequence[UnreadableRecord]], Awaitable[list[ResyncRequested]]]
     events: EventRecorder
     leads: Callable[[], Awaitable[bool]]
     clock: Clock
@@ -47,11 +56,11 @@ class RecordWatch:
     def __post_init__(self) -> None:
         self._read_at = 0.0
         self._damaged = frozenset[str]()
-        self._closed_for: dict[str, float] = {}
+        self._repaired: dict[str, float] = {}
         self._unnamed: dict[PodUid, None] = {}
 
     @loops(every_s=POLICY_S)
-    async def check_records(self) -> None:
+    async def check_records(self) -> list[ResyncRequested]:
         """Check the server's policy, and, at intervals, the records and totals.
 
         Raises UnavailableError if the server may evict keys.
@@ -59,45 +68,55 @@ class RecordWatch:
         await self.ledger.checks.check_policy()
         began_s = self.clock.ticks()
         if began_s < self._read_at:
-            return
+            return []
+        events: list[ResyncRequested] = []
+        took_s = 0.0
         try:
             if await self.leads():
-                await self._check(await self.ledger.checks.read())
-        except UnavailableError:  # its rebuild reports itself
+                reading = await self.ledger.checks.read()
+                took_s = self.clock.ticks() - began_s
+                events = await self._check(reading)
+        except (UnavailableError, ConflictError):  # its rebuild reports itself
             self._damaged = frozenset()
-        now_s = self.clock.ticks()
         pause_s = POLICY_S if self._damaged else READ_S
-        self._read_at = now_s + max(pause_s, PAUSE_FACTOR * (now_s - began_s))
+        self._read_at = self.clock.ticks() + max(pause_s, PAUSE_FACTOR * took_s)
+        return events
 
-    async def _check(self, reading: LedgerReading) -> None:
+    async def _check(self, reading: LedgerReading) -> list[ResyncRequested]:
         damages = damages_in(reading)
         lasting = self._damaged.intersection(damages)
         self._damaged = frozenset(damages)
         if not damages and self._unnamed:
             await self._report_pods()
-        if not self._may_close(lasting):
-            return
-        if not await self.ledger.checks.close(reading.generation, reading.unreadable):
-            return
-        self._closed_for |= dict.fromkeys(lasting, self.clock.ticks())
+        if not self._may_repair(lasting):
+            return []
+        due = lasting - self._repaired.keys()
+        records = [record for record in reading.unreadable if _name(record) in due]
         logger.error(
-            "the ledger is damaged, and is rebuilt: %s", summarize(sorted(damages.values()))
+            "the ledger is damaged, and is written anew: %s", summarize(sorted(damages.values()))
         )
-        count_anomaly("records_unreadable", len(reading.unreadable))
-        count_anomaly("totals_wrong", len(damages) - len(reading.unreadable))
-        self._report(reading.unreadable)
+        events: list[ResyncRequested] = []
+        if 0 < len(records) <= MOST_RENEWED:
+            self._repaired |= dict.fromkeys(map(_name, records), self.clock.ticks())
+            events = await self.renew(reading.generation, records)
+        elif await self.ledger.checks.close(reading.generation, reading.unreadable):
+            self._repaired |= dict.fromkeys(lasting, self.clock.ticks())
+            count_anomaly("totals_wrong", len(damages) - len(reading.unreadable))
+        count_anomaly("records_unreadable", len(records))
+        self._report(records)
+        return events
 
-    def _may_close(self, lasting: frozenset[str]) -> bool:
+    def _may_repair(self, lasting: frozenset[str]) -> bool:
         since = self.clock.ticks() - NOT_AGAIN_S
-        self._closed_for = {damage: at for damage, at in self._closed_for.items() if at > since}
-        rebuilds = len(set(self._closed_for.values()))
-        return rebuilds < MOST_REBUILDS and not lasting <= self._closed_for.keys()
+        self._repaired = {damage: at for damage, at in self._repaired.items() if at > since}
+        repairs = len(set(self._repaired.values()))
+        return repairs < MOST_REPAIRS and not lasting <= self._repaired.keys()
 
     def _report(self, unreadable: Sequence[UnreadableRecord]) -> None:
         for record in unreadable:
-            if record.node:
+            if record.kind in {"devices", "nodes"}:
                 self.events.record(unreadable_event(record))
-            elif len(self._unnamed) < MOST_UNNAMED:
+            elif record.kind == "leases" and len(self._unnamed) < MOST_UNNAMED:
                 self._unnamed[PodUid(record.key)] = None
 
     async def _report_pods(self) -> None:
@@ -109,12 +128,20 @@ class RecordWatch:
 
 
 def damages_in(reading: LedgerReading) -> dict[str, str]:
-    """Return texts by what is damaged: the kind and key of a record, or the subject of a total."""
-    damages = {
-        f"{record.kind} {record.key}": f"{record.kind} {record.key} cannot be decoded"
-        for record in reading.unreadable
-    }
+    """Return texts by what is damaged: the kind and key of a record, or the subject of a total.
+
+    While a record cannot be decoded, totals are not the sums of the others, which says nothing.
+    """
+    if reading.unreadable:
+        return {
+            _name(record): f"{_name(record)} cannot be decoded" for record in reading.unreadable
+        }
+    damages: dict[str, str] = {}
     checks = CHECKS if reading.is_of_one_moment else NODE_CHECKS
     for difference in (difference for check in checks for difference in check(reading)):
         damages.setdefault(difference.subject, f"{difference.subject}: {difference.text}")
     return damages
+
+
+def _name(record: UnreadableRecord) -> str:
+    return f"{record.kind} {record.key}"

@@ -5,7 +5,7 @@ other pod gets what becomes free.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from services.binder.plans.starts import PlannedStarts
 from services.binder.plans.steps import (
     ObservedPreemption,
     Step,
-    beneficiary_event,
+    beneficiary_events,
     cancelled_events,
     eviction_record,
     next_step,
@@ -26,9 +26,12 @@ from services.binder.plans.steps import (
 from services.binder.report.event_writer import EventRecorder
 from shared.ledger.connection import in_batches
 from shared.ledger.leases import RedisLeases
+from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
+from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import Reservation, WaitingPod
 from shared.model.leases.preemption import (
     EvictionOutcome,
@@ -41,7 +44,16 @@ from shared.model.leases.preemption import (
 from shared.model.names import PodUid
 from shared.placing.preemption_rules import expiry
 from shared.runtime.leadership import Leadership
-from shared.runtime.service import loops
+from shared.runtime.service import loops, observes
+from shared.runtime.span_attributes import (
+    NAMESPACE,
+    NODE,
+    POD_NAME,
+    POD_UID,
+    REASON,
+    REASON_CODE,
+)
+from shared.runtime.telemetry import Tracing
 
 T = TypeVar("T")
 
@@ -53,6 +65,8 @@ STEP_S = 0.5
 """Interval of steps of preemptions that are in progress."""
 LOOK_S = 1.0
 """Interval of looks at the ledger while nothing is planned."""
+NEXT_S = 0.02
+"""Pause after steps were taken: the next ones may be due."""
 AT_ONCE = 8
 """Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
 a Binding waits for its turn among them."""
@@ -87,35 +101,48 @@ class PlannedPreemptions:
     is_busy: Callable[[], bool] = lambda: False
     """Returns whether Bindings wait to be sent: they come first."""
     step_s: float = LOOK_S
+    tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
         self._blocked_until: dict[str, float] = {}
         self._offer_at: dict[PodUid, float] = {}
         self._acting = asyncio.Semaphore(AT_ONCE)
+        self._changed = asyncio.Event()
+        self._has_acted = False
         self._last = ""
         """ID of the preemption that stepped last."""
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod, or None if there is none."""
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        own = (read.preemption for read in state.open if read.preemption.id == pod)
-        preemption = next(own, None)
-        return preemption.wanted if preemption else None
+        claimed = (wanted for read in state.open for wanted in read.preemption.wanted)
+        return next((wanted for wanted in claimed if wanted.pod == pod), None)
 
-    @loops(every_s=lambda preemptions: preemptions.step_s)
+    @observes
+    async def note_changes(self, events: Sequence[PlansChanged]) -> None:
+        self._changed.set()
+
+    async def wait(self) -> None:
+        await wait_for_event(self._changed, until_tick(self.step_s))
+
+    @loops(wait=lambda preemptions: preemptions.wait())
     async def carry_out(self) -> list[PlacementChosen]:
-        status = await self.ledger.status(now=self.clock.ticks())
+        max_age_s = 0.0 if self._changed.is_set() or self._has_acted else MAX_AGE_S
+        self._changed.clear()
+        status = await self.ledger.status(now=self.clock.ticks(), max_age_s=max_age_s)
         if status is None:
             return []
         is_due = bool(status.preemptions or status.waiting)
         self.step_s = STEP_S if is_due else LOOK_S
         if not is_due or not await self.leadership.holds():
+            self._has_acted = False
             return []
         began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
         placements = await self._advance(state)
         placements += await self.starts.advance(state.starts)
-        self.step_s = max(STEP_S, min(self.clock.ticks() - began, MAX_PAUSE_S))
+        least_s = NEXT_S if self._has_acted else STEP_S
+        self.step_s = max(least_s, min(self.clock.ticks() - began, MAX_PAUSE_S))
         return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
@@ -152,9 +179,9 @@ class PlannedPreemptions:
         What is freed is handed over at once, however many preemptions there are.
         """
         placements = list[PlacementChosen]()
-        freed = list[StoredPreemption]()
-        waiting = list[WaitingPod]()
+        freed = list[tuple[StoredPreemption, Sequence[WaitingPod]]]()
         left = MOST_STEPS
+        self._has_acted = False
         for batch in in_batches(self._in_turn(state.open), OBSERVED_AT_ONCE):
             observed = await self._observe([read.preemption for read in batch])
             now = self.clock.now()
@@ -169,14 +196,16 @@ class PlannedPreemptions:
             left -= len(taken)
             if taken:
                 self._last = taken[-1][1].preemption.id
+                self._has_acted |= any(step is not Step.OFFER for step, _, _ in taken)
             await self._all(self._take(*acting) for acting in taken)
             for read, seen, step, _ in steps:
-                if step is Step.BIND and seen.lease:
-                    placements.append(placement_of(seen.lease))
-                elif step is Step.RESERVE and seen.waiting:
-                    freed.append(read)
-                    waiting.append(seen.waiting)
-        return placements + (await self._reserve(freed, waiting) if freed else [])
+                if step is Step.BIND:
+                    reserved = LeaseState.RESERVED
+                    leases = [lease for lease in seen.leases if lease.state is reserved]
+                    placements += map(placement_of, leases)
+                elif step is Step.RESERVE:
+                    freed.append((read, seen.waiting))
+        return placements + await self._reserve(freed)
 
     def _acts(self, step: Step, read: StoredPreemption) -> bool:
         """Return whether `_take` is due: what is freed is reserved for many pods together."""
@@ -199,17 +228,26 @@ class PlannedPreemptions:
 
     async def _observe(self, preemptions: Sequence[Preemption]) -> list[ObservedPreemption]:
         wanting = [preemption for preemption in preemptions if preemption.wanted]
-        pending = [PodUid(preemption.id) for preemption in wanting]
-        victims = [victim.pod for preemption in wanting for victim in preemption.victims]
+        pending = [pod for preemption in wanting for pod in preemption.pods]
+        victims = [
+            holder
+            for preemption in wanting
+            for victim in preemption.victims
+            for holder in victim.leases
+        ]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
         loaded = await self.ledger.load([*pending, *victims])
         leases = {lease.pod: lease for lease in loaded if lease}
+        missing = [pod for pod in pending if pod not in waiting and pod not in leases]
+        gone = await self.ledger.waiting_pods.list_gone(missing) if missing else set[PodUid]()
         return [
             ObservedPreemption(
-                waiting=waiting.get(PodUid(preemption.id)),
-                lease=leases.get(PodUid(preemption.id)),
-                leased_victims=leases.keys() & {victim.pod for victim in preemption.victims},
+                waiting=[waiting[pod] for pod in preemption.pods if pod in waiting],
+                leases=[leases[pod] for pod in preemption.pods if pod in leases],
+                gone=gone.intersection(preemption.pods),
+                leased_victims=leases.keys()
+                & {holder for victim in preemption.victims for holder in victim.leases},
             )
             for preemption in preemptions
         ]
@@ -232,8 +270,9 @@ class PlannedPreemptions:
             evict_at=now + preemption.notice_s,
             expires_at=expiry(preemption.victims, preemption.notice_s, now),
         )
-        if await self.store.save(read, announced) and announced.wanted is not None:
-            self.events.record(beneficiary_event(announced))
+        if await self.store.save(read, announced):
+            for event in beneficiary_events(announced):
+                self.events.record(event)
 
     async def _evict(self, read: StoredPreemption) -> None:
         """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
@@ -272,27 +311,57 @@ class PlannedPreemptions:
         if saved is not None and event is not None:
             self.events.record(event, once=True)
             count_eviction(victim.namespace, victim.cause)
+            self._trace_eviction(victim, preemption, event.message)
         return saved
 
+    def _trace_eviction(self, victim: Victim, preemption: Preemption, reason: str) -> None:
+        if self.tracing is None:
+            return
+        facts = {
+            POD_UID: victim.pod,
+            POD_NAME: victim.name,
+            NAMESPACE: victim.namespace,
+            NODE: victim.node,
+            REASON: reason,
+            REASON_CODE: str(victim.cause),
+        }
+        beneficiaries = [wanted.pod for wanted in preemption.wanted]
+        self.tracing.record_after_start("evict pod", facts, beneficiaries)
+
     async def _reserve(
-        self, freed: Sequence[StoredPreemption], waiting: Sequence[WaitingPod]
+        self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]
     ) -> list[PlacementChosen]:
-        wanted = [read.preemption.wanted for read in freed if read.preemption.wanted]
-        results = await reserve_claimed(self.ledger, wanted, waiting, now=self.clock.now())
-        await self._all(self._hand(read, results.get(PodUid(read.preemption.id))) for read in freed)
+        """Reserve what is freed: for single pods together, for each gang on its own."""
+        results = dict[PodUid, PlacementChosen | str]()
+        pods = [entry for entry in freed if entry[0].preemption.gang is None]
+        gangs = [[entry] for entry in freed if entry[0].preemption.gang is not None]
+        for group in filter(None, (pods, *gangs)):
+            results |= await reserve_claimed(
+                self.ledger,
+                [wanted for read, _ in group for wanted in read.preemption.wanted],
+                [pod for _, waiting in group for pod in waiting],
+                gang=group[0][0].preemption.gang,
+                now=self.clock.now(),
+            )
+        await self._all(self._hand(read, results) for read, _ in freed)
         return placements_among(results)
 
-    async def _hand(self, read: StoredPreemption, result: PlacementChosen | str | None) -> None:
-        if isinstance(result, str):
-            await self._cancel(read, result)
-        elif result is not None:  # else it is tried again until the preemption expires
+    async def _hand(
+        self, read: StoredPreemption, results: Mapping[PodUid, PlacementChosen | str]
+    ) -> None:
+        own = [results[pod] for pod in read.preemption.pods if pod in results]
+        reason = next((result for result in own if isinstance(result, str)), "")
+        if reason:
+            await self._cancel(read, reason)
+        elif len(own) == len(read.preemption.pods):
             await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+        # Else it is tried again until the preemption expires.
 
     async def _offer(self, read: StoredPreemption) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
         now = self.clock.ticks()
-        wanted = read.preemption.wanted
-        if wanted is not None and now >= self._offer_at.get(wanted.pod, 0.0):
+        [wanted] = read.preemption.wanted  # no gang: kube-scheduler binds pods one by one
+        if now >= self._offer_at.get(wanted.pod, 0.0):
             self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
             self._offer_at[wanted.pod] = now + OFFER_S
             node = wanted.candidates[0].node

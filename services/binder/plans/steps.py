@@ -1,6 +1,6 @@
 """The next step of a planned preemption, and what its pods' Events say; pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,6 +8,7 @@ from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.ledger import WaitingPod
 from shared.model.leases.preemption import (
+    MOST_START_EVENTS,
     EvictionOutcome,
     EvictionRecord,
     Preemption,
@@ -26,6 +27,8 @@ PRIORITY = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
 REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
 """Of Events; all other causes concern budgets."""
+MOST_NAMED = 8
+"""Evicted pods that an Event names: its text has a bound."""
 
 
 class Step(StrEnum):
@@ -46,11 +49,13 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPreemption:
-    waiting: WaitingPod | None
-    """The pending pod, if it waits."""
-    lease: Lease | None
-    """Of the pending pod."""
-    leased_victims: Collection[PodUid]
+    """What is there of the pending pods, and of what has to end for them."""
+
+    waiting: Sequence[WaitingPod]
+    leases: Sequence[Lease]
+    gone: Collection[PodUid] = ()
+    """Pending pods that have ended or were deleted."""
+    leased_victims: Collection[PodUid] = ()
 
 
 def next_step(
@@ -61,9 +66,8 @@ def next_step(
     For example, a pending pod that was deleted cancels the preemption, and its victims stay.
     """
     preemption = read.preemption
-    lease = observed.lease
-    has_lease = preemption.wanted is not None and lease is not None
-    reserved = lease is not None and lease.state is LeaseState.RESERVED
+    has_lease = bool(observed.leases)
+    reserved = any(lease.state is LeaseState.RESERVED for lease in observed.leases)
     handed = preemption.stage is PreemptionStage.HANDED
     reason = ""
     if not handed:
@@ -74,10 +78,12 @@ def next_step(
         (has_lease and reserved, Step.BIND),
         (has_lease or handed, Step.CLOSE),
         (bool(reason), Step.CANCEL),
+        # A placer decides again about pods that do not wait: they wait again soon.
+        (len(observed.waiting) < len(preemption.wanted), Step.WAIT),
         (preemption.stage is PreemptionStage.OPENED, Step.ANNOUNCE),
         (announced and now < preemption.evict_at, Step.WAIT),
         (bool(preemption.left), Step.EVICT),
-        (preemption.wanted is None, Step.CLOSE),
+        (not preemption.wanted, Step.CLOSE),
         (bool(observed.leased_victims), Step.WAIT),
         (preemption.by_kube_scheduler, Step.OFFER),
         (True, Step.RESERVE),
@@ -91,10 +97,10 @@ def _cancel_reason(
     """Return why a preemption has become pointless, or an empty text if it has not."""
     preemption = read.preemption
     pending = pending_pod_of(read.preemption)
-    if pending is not None and observed.lease is not None:
-        return "the pending pod was placed elsewhere"
-    if pending is not None and not observed.waiting:
-        return "the pending pod is gone"
+    if observed.leases:
+        return _of_gang(preemption, "the pending pod was placed elsewhere")
+    if observed.gone:
+        return _of_gang(preemption, "the pending pod is gone")
     if pending is not None and not read.claimed:
         return "the state in Redis was rebuilt meanwhile"
     if now >= preemption.expires_at:
@@ -102,6 +108,10 @@ def _cancel_reason(
     if not all(may_still_evict(victim, pending, state, now) for victim in preemption.left):
         return "a pod that would be evicted may not be evicted any more"
     return ""
+
+
+def _of_gang(preemption: Preemption, text: str) -> str:
+    return text if preemption.gang is None else text.replace("the pending pod", "a pod of the gang")
 
 
 def victim_event(
@@ -112,14 +122,18 @@ def victim_event(
     return _victim_event(victim, f"{what}: {_cause(victim, preemption)}")
 
 
-def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
+def beneficiary_events(preemption: Preemption) -> list[KubernetesEvent]:
     victims = preemption.victims
-    reader = preemption.wanted.namespace if preemption.wanted else Namespace("")
-    named = dict.fromkeys(name_in(reader, pod.namespace, pod.name) for pod in victims)
+    reader = preemption.preemptor_namespace
+    named = list(dict.fromkeys(name_in(reader, pod.namespace, pod.name) for pod in victims))
+    more = f", and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     pods = "1 pod is" if len(victims) == 1 else f"{len(victims)} pods are"
+    nodes = {victim.node for victim in victims}
+    where = victims[0].node if len(nodes) == 1 else f"{len(nodes)} nodes"
+    whom = "its gang" if preemption.gang is not None else "it"
     at = timestamp(preemption.evict_at)
-    text = f"{pods} evicted for it on {victims[0].node} at {at}: {', '.join(named)}"
-    return _pending_event(preemption, text, warning=False)
+    text = f"{pods} evicted for {whom} on {where} at {at}: {', '.join(named[:MOST_NAMED])}{more}"
+    return _pending_events(preemption, text, warning=False)
 
 
 def cancelled_events(
@@ -137,9 +151,9 @@ def cancelled_events(
         _victim_event(victim, f"not evicted after all: {why(victim.namespace)}", warning=False)
         for victim in preemption.left
     ]
-    if preemption.wanted is not None:
-        text = f"no pod is evicted for it: {why(preemption.wanted.namespace)}"
-        events.append(_pending_event(preemption, text, warning=True))
+    if preemption.wanted:
+        text = f"no pod is evicted for it: {why(preemption.preemptor_namespace)}"
+        events += _pending_events(preemption, text, warning=True)
     return events
 
 
@@ -152,7 +166,7 @@ def eviction_record(
     event: KubernetesEvent | None = None,
 ) -> EvictionRecord:
     """Return the journal's record of an eviction; of one that was done with its Event."""
-    wanted = preemption.wanted
+    is_for_pod = bool(preemption.wanted) and preemption.gang is None
     return EvictionRecord(
         at=now,
         preemption=preemption.id,
@@ -165,21 +179,20 @@ def eviction_record(
         budget=victim.budget,
         devices=victim.devices,
         outcome=outcome,
-        for_pod=wanted.pod if wanted else "",
-        for_namespace=wanted.namespace if wanted else "",
-        for_name=wanted.name if wanted else "",
+        for_pod=preemption.pods[0] if is_for_pod else "",
+        for_namespace=preemption.preemptor_namespace,
+        for_name=preemption.preemptor_name,
         event=f"{event.namespace}/{event.event_name}" if event else "",
     )
 
 
 def _cause(victim: Victim, preemption: Preemption) -> str:
-    wanted = preemption.wanted
     if victim.cause is PreemptionCause.VIOLATION:
         return f"its node reports {preemption.reason}"
     budget = f"the GPU budget of namespace {victim.namespace} is {victim.budget}"
-    if wanted is None:
+    if not preemption.wanted:
         return f"{budget}, and its policy is to evict"
-    pod = name_in(victim.namespace, wanted.namespace, wanted.name)
+    pod = _preemptor(preemption, victim.namespace)
     if victim.cause is PreemptionCause.PRIORITY:
         return (
             f"{pod} of priority {preemption.priority} needs its share; its own priority is "
@@ -188,13 +201,19 @@ def _cause(victim: Victim, preemption: Preemption) -> str:
     return f"{budget}, and {pod}, whose namespace has budget left, needs its share"
 
 
+def _preemptor(preemption: Preemption, reader: Namespace) -> str:
+    namespace = preemption.preemptor_namespace
+    if preemption.gang is None:
+        return name_in(reader, namespace, preemption.preemptor_name)
+    return preemption.preemptor_name if namespace == reader else "a gang of another namespace"
+
+
 def _victim_event(victim: Victim, text: str, *, warning: bool = True) -> KubernetesEvent:
     return event_of(victim, REASONS.get(victim.cause, BUDGET), text, warning=warning)
 
 
-def _pending_event(preemption: Preemption, text: str, *, warning: bool) -> KubernetesEvent:
-    if preemption.wanted is None:
-        raise ValueError(f"preemption {preemption.id} is for no pod")
+def _pending_events(preemption: Preemption, text: str, *, warning: bool) -> list[KubernetesEvent]:
     by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in preemption.victims)
     reason = PRIORITY if by_priority else BUDGET
-    return event_of(preemption.wanted, reason, text, warning=warning)
+    shown_to = preemption.wanted[:MOST_START_EVENTS]
+    return [event_of(pod, reason, text, warning=warning) for pod in shown_to]

@@ -153,7 +153,7 @@ def unreadable_event(record: UnreadableRecord, lease: Lease | None = None) -> Ku
         namespace=lease.namespace if lease else Namespace("default"),
         name=lease.name if lease else record.node,
         reason="LedgerRecordUnreadable",
-        message=cut(f"{what} was damaged in Redis; it is rebuilt from pods and agents"),
+        message=cut(f"{what} was damaged in Redis; it is written anew from pods and agents"),
         kind="Node" if lease is None else "ResourceClaim" if lease.claim else "Pod",
     )
 

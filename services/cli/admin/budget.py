@@ -8,10 +8,10 @@ from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import BudgetArguments
 from services.cli.formats import FittedTable, age
+from services.cli.listing import present_list
 from services.cli.terminal import program
 from shared.model.budgets.budget import BudgetState, amount
 from shared.model.errors import RequestError
@@ -30,7 +30,7 @@ STYLES = {
 
 
 def budget_table(
-    budgets: Sequence[BudgetView], now: float, *, wide: bool = False
+    budgets: Sequence[BudgetView], now: float, *, wide: bool = False, headers: bool = True
 ) -> RenderableType:
     if not budgets:
         return Text(
@@ -42,6 +42,7 @@ def budget_table(
         *("RUNS OUT", "WINDOW"),
         least=("", "WINDOW", "LEASES", "CURRENT RATE", "OF"),
         wide=wide,
+        headers=headers,
     )
     for budget in budgets:
         table.add_row(
@@ -116,10 +117,13 @@ def budget(flags: BudgetArguments) -> int:
             )
         return structs.replace(view, budgets=tuple(chosen))
 
-    return terminal.present(
+    return present_list(
         flags,
+        ("budgets",),
         read,
-        lambda view: budget_table(view.budgets, view.read_at, wide=wide),
+        lambda view: budget_table(
+            view.budgets, view.read_at, wide=wide, headers=not flags.no_headers
+        ),
         lambda view: [f"namespace/{budget.namespace}" for budget in view.budgets],
     )
 

@@ -3,6 +3,7 @@
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.commands import PreemptionsArguments
+from services.cli.listing import present_list
 from services.cli.terminal import program
 from shared.model.quantity import timestamp
 from shared.model.views.preemptions import DryRunView, PreemptionsView, PreemptionView
@@ -12,7 +13,12 @@ def preemptions(flags: PreemptionsArguments) -> int:
     api = ApiClient(flags)
     if flags.dry_run:
         return _dry_run(api, flags)
-    return terminal.present(flags, lambda: api.get("/api/v1/preemptions", PreemptionsView), text)
+    return present_list(
+        flags,
+        ("in_progress", "evictions"),
+        lambda: api.get("/api/v1/preemptions", PreemptionsView),
+        text,
+    )
 
 
 def _dry_run(api: ApiClient, flags: PreemptionsArguments) -> int:
@@ -39,7 +45,8 @@ def dry_run_text(view: DryRunView) -> str:
         lines.append(f"plan        none: {view.reason}")
     else:
         shares = [f"{share.memory_mib} MiB of GPU {share.index}" for share in view.plan.shares]
-        where = f"{', '.join(shares)} on {view.plan.node}"
+        others = f", with {view.plan.pods - 1} pods of its gang" if view.plan.pods > 1 else ""
+        where = f"{', '.join(shares)} on {view.plan.node}{others}"
         lines.append(f"plan        {where}, once these are evicted:")
         for victim in view.plan.victims:
             bare = ", no controller replaces it" if victim.bare else ""

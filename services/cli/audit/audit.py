@@ -31,7 +31,9 @@ def audit(flags: Audit) -> int:
     if flags.agents and not flags.agents.is_dir():
         raise RequestError(f"--agents {flags.agents} is not a directory: name one with checkpoints")
     snapshot, lasting = asyncio.run(_audit(flags))
-    terminal.show(flags.output, shape(snapshot, lasting), lambda _: render(snapshot, lasting))
+    terminal.show(
+        flags.output, shape(snapshot, lasting), lambda _: render(snapshot, lasting), kind="Audit"
+    )
     return 1 if lasting else 0
 
 

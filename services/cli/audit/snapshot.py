@@ -73,7 +73,7 @@ class Snapshot(LedgerReading):
     budget_windows: tuple[WindowTotals, ...] = ()
     cost_hours: tuple[CostHour, ...] = ()
     damaged: tuple[UnreadableRecord, ...] = ()
-    """Records that could not be read in the last 24 hours; they were rebuilt."""
+    """Records that could not be read in the last 24 hours; they were written anew."""
     not_checked: tuple[str, ...] = ()
     """What this machine could not read, as text."""
 

@@ -13,7 +13,7 @@ from services.cli.audit.invariants import unread_checkpoints
 from services.cli.audit.snapshot import Snapshot, WindowTotals
 from services.cli.commands import Audit
 from services.cli.pod_summary import PodSummary, summary_of
-from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
+from services.cli.state_dir import optional_path, stack_of, supervisor_pid
 from services.cli.terminal import program
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.kubernetes.client import KubernetesClient
@@ -117,14 +117,14 @@ async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
 
     Raises UnavailableError with what to do if there is no ledger, or if either does not respond.
     """
-    directory = StateDir.found(flags.state, flags.kubeconfig)
+    directory, stack = stack_of(flags)
     redis_url = flags.redis_url
     login = flags.redis_client_credentials
     hint = ""
     kubeconfig = flags.kubeconfig
     agents = flags.agents
     if not redis_url:
-        saved = None if flags.context else load_state(directory)
+        saved = None if flags.context else stack
         if saved is None:
             raise UnavailableError(
                 f"there is no stack in {directory.root}, and this command reads the ledger with an "

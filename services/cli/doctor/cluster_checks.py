@@ -162,7 +162,7 @@ def redis(
     if unreadable:
         names = ", ".join(f"{record.kind} {record.key}" for record in unreadable[:NAMED_RECORDS])
         return warn(
-            f"{len(unreadable)} records were damaged in the last 24 hours, and were rebuilt: "
+            f"{len(unreadable)} records were damaged in the last 24 hours, and were written anew: "
             f"{names}",
             "find out what writes to Redis; test the memory and the disk of its machine",
         )
@@ -391,6 +391,15 @@ def rights(denied: Iterable[str], allowed: int) -> Finding:
             f"system:serviceaccount:{AGENTS_NAMESPACE}:node-agent",
         )
     return ok(f"the account has all {allowed} rights that an agent needs")
+
+
+def storage_rights(user: str, denied: Sequence[str], count: int) -> Finding:
+    if denied:
+        return fail(
+            f"{user} may not {', '.join(denied)}: pods with PersistentVolumeClaims wait",
+            f"kubectl apply -k OVERLAY, or helm upgrade; kubectl auth can-i --list --as {user}",
+        )
+    return ok(f"the watcher has all {count} rights to read claims, volumes and their drivers")
 
 
 def runtime_class(exists: bool) -> Finding:

@@ -66,6 +66,12 @@ WORKLOADS = (
 SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}&limit=1"
 DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+STORAGE = {
+    "": ("persistentvolumeclaims", "persistentvolumes"),
+    "storage.k8s.io": ("storageclasses", "csidrivers", "csistoragecapacities", "csinodes"),
+}
+"""What the watcher lists and watches for pods with PersistentVolumeClaims, by group."""
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
 RIGHTS = (
@@ -303,6 +309,33 @@ class ClusterProbes:
         except NotFoundError as error:
             raise SkipError("this API server has no access reviews") from error
         return judge.rights(denied, len(RIGHTS) + 1)
+
+    async def storage_rights(self) -> Finding:
+        """Ask the API server whether the watcher may read what decides about pods with claims."""
+        names = [name for name in ("watcher", judge.COMBINED) if await self._deployment(name)]
+        if not names:
+            raise SkipError("the components do not run as workloads of this cluster")
+        user = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{names[0]}"
+        rights = [
+            (verb, group, resource)
+            for group, resources in STORAGE.items()
+            for resource in resources
+            for verb in ("list", "watch")
+        ]
+        denied = [
+            f"{verb} {resource}"
+            for verb, group, resource in rights
+            if not await self._may(user, {"verb": verb, "group": group, "resource": resource})
+        ]
+        return judge.storage_rights(user, denied, len(rights))
+
+    async def _may(self, user: str, attributes: Mapping[str, str]) -> bool:
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        }
+        return (await self.kubernetes.create(REVIEWS_OF_OTHERS, body, AccessReview)).status.allowed
 
     async def runtime_class(self) -> Finding:
         if self.servers.simulated:

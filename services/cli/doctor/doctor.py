@@ -21,7 +21,7 @@ from services.cli.api_client import APISERVICE
 from services.cli.commands import Doctor
 from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from services.cli.simulated_nodes import load_simulated_nodes
-from services.cli.state_dir import State, StateDir, load_state, optional_path
+from services.cli.state_dir import State, StateDir, optional_path, stack_of
 from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
 from services.node_agent.gpu_access import NodeGpus, open_gpus
 from services.node_agent.settings import AgentSettings
@@ -131,6 +131,7 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "endpoints": Check(ClusterProbes.endpoints, _API),
     "workloads": Check(ClusterProbes.workloads, _API),
     "rights": Check(ClusterProbes.rights, _API),
+    "storage-rights": Check(ClusterProbes.storage_rights, _API),
     "runtime-class": Check(ClusterProbes.runtime_class, _API),
     "resource-quotas": Check(ClusterProbes.resource_quotas, _API),
     "device-classes": Check(ClusterProbes.device_classes, _API),
@@ -168,7 +169,7 @@ def doctor(flags: Doctor) -> int:
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
     document = {"healthy": not failed, "findings": findings}
-    terminal.show(flags.output, document, lambda _: render(findings))
+    terminal.show(flags.output, document, lambda _: render(findings), kind="Diagnosis")
     return 1 if failed else 0
 
 
@@ -177,8 +178,8 @@ def target_of(flags: Doctor) -> DoctorTarget:
 
     Raises RequestError for a node that `up` does not run.
     """
-    directory = StateDir.found(flags.state, flags.kubeconfig)
-    saved = None if flags.kubelet_dir or flags.redis_url else load_state(directory)
+    directory, stack = stack_of(flags)
+    saved = None if flags.kubelet_dir or flags.redis_url else stack
     if saved is None:
         arguments = {
             "--node": flags.node,

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from services.cli.formats import age, measured_text, size_text
+from services.cli.inspect.other_nodes import other_nodes_lines
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -15,7 +16,7 @@ from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
 from shared.model.quantity import timestamp
-from shared.model.views.gpus import DeviceView, ShareView
+from shared.model.views.gpus import DeviceView, NodeDevices, ShareView
 from shared.model.views.leases import LeaseView
 from shared.model.views.pods import GangView, PodView, QueuePlace, WaitingDetails
 from shared.model.views.view import View
@@ -58,10 +59,14 @@ def explanation_of(
     view: PodView | None,
     schedulers: frozenset[str],
     program: str = "leasehold",
+    nodes: Sequence[NodeDevices] = (),
 ) -> Explanation:
-    """Explain the state of one pod that exists; `program` runs this program again."""
+    """Explain the state of one pod that exists; `program` runs this program again.
+
+    With all `nodes`, that of a pod with a lease says which others have room for it now.
+    """
     if view is not None and view.lease is not None:
-        return _running(pod, view, view.lease, program)
+        return _running(pod, view, view.lease, program, nodes)
     if view is not None and view.waiting is not None and BUDGET_GATE not in pod.gates:
         return _waiting(pod, view, view.waiting, program)
     return _without_lease(pod, schedulers, program)
@@ -91,13 +96,18 @@ def _gang_lines(gang: GangView | None) -> Iterator[str]:
             yield f"            {title}: {', '.join(names[:NAMED_PODS])}{more}"
 
 
-def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> Explanation:
+def _running(
+    pod: PodSummary,
+    view: PodView,
+    lease: LeaseView,
+    program: str,
+    nodes: Sequence[NodeDevices],
+) -> Explanation:
     devices = {device.uuid: device for device in view.devices}
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     details = [
         f"lease       {lease.state}: {STATES.get(LeaseState(lease.state), '')}",
         *([f"requested   with the resource names of {lease.dialect}"] if lease.dialect else []),
-        *([f"chosen      {lease.weighed}"] if lease.weighed else []),
     ]
     for share in lease.shares:
         details += _detail_lines(lease, share, devices.get(share.device))
@@ -112,7 +122,7 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
         pod,
         "running",
         f"{verb} on node {lease.node}; the pod is {pod.phase}",
-        lines=tuple(_summary_lines(pod, view, lease)),
+        lines=(*_summary_lines(pod, view, lease), *_choice_lines(lease, nodes)),
         details=tuple(details),
         next=then,
         lease=lease,
@@ -140,11 +150,14 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         users = f", which {pods} pods use" if pods > 1 else ""
         yield f"claim       {lease.namespace}/{lease.name}{users}"
     devices = {device.uuid: device for device in view.devices}
-    alike: dict[tuple[str, str, MigPlacement | None], list[ShareView]] = {}
+    alike: dict[tuple[str, str, str, MigPlacement | None], list[ShareView]] = {}
     for share in lease.shares:
         alike.setdefault(_share_kind(lease, share, devices.get(share.device)), []).append(share)
-    for (kind, size, _), shares in alike.items():
+    for (kind, size, held, _), shares in alike.items():
         yield from _alike_lines(kind, size, shares, view.read_at)
+        if held:
+            yield f"held        {held}"
+        yield from _read_back_lines(shares)
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
@@ -163,9 +176,30 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         yield f"waits       {pod.unschedulable_message.partition(MUST_WAIT)[2]}"
 
 
+def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
+    """Yield what was read back of one share, and of several what differs from the lease."""
+    for share in shares:
+        read = share.measured
+        if read is None or not read.read_back_at:
+            continue
+        at = timestamp(read.read_back_at)
+        if read.held_difference:
+            yield f"DIFFERS     GPU {share.index}: {read.held_difference} (read back {at})"
+        elif len(shares) == 1 and read.held_memory_mib is not None:
+            percent = read.held_cores_percent
+            cores = f" and {percent} % of the cores" if percent else ""
+            yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
+
+
+def _choice_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
+    if lease.weighed:
+        yield f"chosen      {lease.weighed}"
+    yield from other_nodes_lines(lease, nodes)
+
+
 def _share_kind(
     lease: LeaseView, share: ShareView, device: DeviceView | None
-) -> tuple[str, str, MigPlacement | None]:
+) -> tuple[str, str, str, MigPlacement | None]:
     several = len({share.container for share in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
@@ -180,7 +214,7 @@ def _share_kind(
     if share.requested_size is not None:
         resized = f" (resized: its pod requests {size_text(share.requested_size)})"
     size = f"{whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
-    return f"of node {lease.node}{model}{of}{init}{sick}", size, share.mig
+    return f"of node {lease.node}{model}{of}{init}{sick}", size, share.held_text, share.mig
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:

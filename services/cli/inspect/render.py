@@ -10,6 +10,7 @@ from rich.text import Text
 
 from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
+from shared.model.devices.enforcers import HAMI_CORE_ALONE
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
 from shared.model.views.gpus import DeviceView, GpusView, HeldShare, MeasuredView, ShareView
@@ -59,7 +60,12 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 
 
 def ps(
-    view: LeasesView, *, namespace: str = "", wide: bool = False, narrowed: bool = False
+    view: LeasesView,
+    *,
+    namespace: str = "",
+    wide: bool = False,
+    narrowed: bool = False,
+    headers: bool = True,
 ) -> RenderableType:
     """List leases, then waiting pods with the reason; `wide` adds starts, ends, UIDs.
 
@@ -71,6 +77,7 @@ def ps(
         least=("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
         of_wide=("UNTIL", "POD UID", "DEVICE UUIDS"),
         wide=wide,
+        headers=headers,
     )
     for lease in view.leases:
         leases.add_row(*_lease_row(lease, view.read_at))
@@ -78,7 +85,9 @@ def ps(
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
         titles = ("WAITING", "FOR", "START", "REASON")
-        waiting = FittedTable(*titles, wrapped="REASON", of_wide=("START",), wide=wide)
+        waiting = FittedTable(
+            *titles, wrapped="REASON", of_wide=("START",), wide=wide, headers=headers
+        )
         alike: dict[str, list[WaitingView]] = {}
         for waiting_pod in view.waiting:
             key = waiting_pod.pod if wide else waiting_pod.first_alike
@@ -132,6 +141,8 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
         free -= cells
     line.append("." * free + "]" + tail, style=None if device.healthy else "red")
     lines.append(line)
+    if offered := _offered(device):
+        lines.append(Text(f"      {offered}"))
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
         lines.append(Text(text, style=style[pod]))
@@ -146,16 +157,29 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
     return lines
 
 
+def _offered(device: DeviceView) -> str:
+    """Return what can hold parts of a device; empty in MIG mode, and for HAMi-core alone."""
+    if device.mode == DeviceMode.MIG or (device.offer == HAMI_CORE_ALONE and not device.missing):
+        return ""
+    words = {"memory": device.offer.memory, "cores": device.offer.compute}
+    offers = ", ".join(f"{what} by {' or '.join(by)}" for what, by in words.items() if by)
+    mode = f"; shared in mode {device.sharing_mode}" if device.sharing_mode else ""
+    missing = "".join(f"; no {enforcer.name}: {enforcer.reason}" for enforcer in device.missing)
+    return f"holds parts: {offers or 'nothing'}{mode}{missing}"
+
+
 def _share_text(share: HeldShare, now: float) -> str:
+    held = f"  {share.held_text}" if share.held_text else ""
     text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}  {share.state}"
     if not share.namespace:
-        return text
+        return f"{text}{held}"
     measured = share.measured
     if measured is None:
-        return f"{text}  not measured"
+        return f"{text}  not measured{held}"
     used_mib, used_cores = used_texts(measured)
     idle = _idle(measured.idle_since if measured.idle else None, now)
-    return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}"
+    differs = f"  DIFFERS: {measured.held_difference}" if measured.held_difference else ""
+    return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}{held}{differs}"
 
 
 def _holder(share: HeldShare) -> str:
@@ -295,6 +319,7 @@ def top_table(
     namespace: str = "",
     wide: bool = False,
     narrowed: bool = False,
+    headers: bool = True,
 ) -> RenderableType:
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
     listed = FittedTable(
@@ -303,6 +328,7 @@ def top_table(
         least=("PROCESSES", "CONTAINER", "GPU", "NODE", "NOT USED FOR"),
         of_wide=("DEVICE UUID",),
         wide=wide,
+        headers=headers,
     )
     for row in rows:
         memory, cores = used_texts(row.measured)

@@ -15,6 +15,7 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
+from services.cli.listing import present_list
 from services.cli.terminal import program
 from shared.kubernetes.paths import objects_path
 from shared.model.errors import LeaseholdError, RequestError
@@ -54,7 +55,7 @@ def gpus(flags: Gpus) -> int:
             narrowed=bool(flags.selector),
         )
 
-    return terminal.present(flags, read, show, _gpu_names)
+    return present_list(flags, ("nodes.devices",), read, show, _gpu_names)
 
 
 def _gpu_names(view: GpusView) -> list[str]:
@@ -72,12 +73,13 @@ def ps(flags: Ps) -> int:
             namespace=flags.namespace,
             wide=flags.output == "wide",
             narrowed=bool(flags.pod or flags.selector),
+            headers=not flags.no_headers,
         )
 
     def read() -> LeasesView:
         return _leases(api, flags, name=flags.pod)
 
-    return terminal.present(flags, read, show, _pod_names)
+    return present_list(flags, ("leases", "waiting"), read, show, _pod_names)
 
 
 def _pod_names(view: LeasesView) -> list[str]:
@@ -119,11 +121,18 @@ def top(flags: Top) -> int:
 
     def show(top: TopView) -> "RenderableType":
         narrowed = bool(flags.node or flags.selector)
-        return top_table(top.shares, view, namespace=flags.namespace, wide=wide, narrowed=narrowed)
+        return top_table(
+            top.shares,
+            view,
+            namespace=flags.namespace,
+            wide=wide,
+            narrowed=narrowed,
+            headers=not flags.no_headers,
+        )
 
     if flags.once or flags.output not in {"", "wide"} or not sys.stdout.isatty():
-        return terminal.present(
-            flags, read, show, lambda view: [f"pod/{row.name}" for row in view.shares]
+        return present_list(
+            flags, ("shares",), read, show, lambda view: [f"pod/{row.name}" for row in view.shares]
         )
     from rich.live import Live
 
@@ -166,7 +175,9 @@ def explain(flags: Explain) -> int:
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
         view = _pod_view(api, pod.pod, flags.idle_after_s)
-        return explanation_of(pod, view, own_schedulers(flags.schedulers), program())
+        has_lease = view is not None and view.lease is not None
+        nodes = api.get("/api/v1/gpus", GpusView).nodes if has_lease else ()
+        return explanation_of(pod, view, own_schedulers(flags.schedulers), program(), nodes)
 
     def show(explanation: Explanation) -> "RenderableType":
         from services.cli.inspect import render
@@ -274,9 +285,13 @@ def topology(flags: Topology) -> int:
         }
         for edge in edges()
     ]
-    return terminal.present(
-        flags, lambda: {"edges": listed}, lambda _: mermaid() if flags.mermaid else table()
+    terminal.show(
+        flags.output,
+        {"edges": listed},
+        lambda _: mermaid() if flags.mermaid else table(),
+        kind="Topology",
     )
+    return 0
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:

@@ -52,7 +52,7 @@ def status(flags: Status) -> int:
     running = pid is not None and state is not None
     faults = faults_of(directory, state) if running and state else {}
     if flags.output:
-        print_document(_document(state if running else None, faults), flags.output)
+        print_document(_document(state if running else None, faults), flags.output, "Status")
     elif running and state:
         print(text_of(directory, state, faults))
     else:

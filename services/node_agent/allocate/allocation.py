@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from services.node_agent.allocate.cdi import qualified_limits
 from services.node_agent.allocate.device_list_strategies import (
     DEFAULT_STRATEGIES,
     DeviceListStrategies,
@@ -251,7 +252,15 @@ def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> Contain
     else:
         names = [share.device for share in shares_by_index(lease, container)]
         setup = dialect.container_setup(lease, container, node.devices, node.paths)
-    return name_devices(setup, names, node.device_list_strategies)
+    return _with_hook(name_devices(setup, names, node.device_list_strategies), lease, container)
+
+
+def _with_hook(setup: ContainerSetup, lease: Lease, container: str) -> ContainerSetup:
+    """Add the CDI device by which the runtime has the driver limit the container's memory."""
+    if not any(share.memory == "driver" for share in lease.shares_of(container)):
+        return setup
+    hook = qualified_limits(lease.pod, container)
+    return replace(setup, cdi_devices=(*setup.cdi_devices, hook))
 
 
 def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[str]:
@@ -293,7 +302,7 @@ def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSet
         )
         named = structs.replace(lease, shares=shares_of_files)
         setup = limited_setup(named, request.replace("/", "."), node.paths)
-    return name_devices(setup, names, (DeviceListStrategy.CDI_CRI,))
+    return _with_hook(name_devices(setup, names, (DeviceListStrategy.CDI_CRI,)), lease, request)
 
 
 def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

@@ -5,6 +5,7 @@ inject no device that two files define. Libraries for graphics and video are lef
 HAMi-core does not limit them.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.devices.device import DeviceMode
+from shared.model.names import PodUid
 from shared.model.quantity import parse_decimal
 
 VERSION = "0.5.0"
@@ -42,6 +44,10 @@ LIBRARIES = (
 """Each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
 CLAIM_KIND = "leasehold.dev/claim"
+LIMITS_KIND = "leasehold.dev/limits"
+HOOK_TIMEOUT_S = 6
+"""Of the runtime; the program itself gives up after 5 s."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _MOUNTED = ("nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -185,3 +191,34 @@ def _is_limited(setup: ContainerSetup) -> bool:
 
 def _claim_device(entry: CheckpointEntry) -> str:
     return f"{entry.allocation.pod}-{entry.allocation.container.replace('/', '.')}"
+
+
+def limits_device(holder: PodUid, container: str) -> str:
+    """Return the name of the device with a container's hook.
+
+    A request of a prioritized list has a slash, which no name of CDI has.
+    """
+    return f"{holder}-{_NOT_IN_NAMES.sub('.', container)}"
+
+
+def qualified_limits(holder: PodUid, container: str) -> str:
+    return f"{LIMITS_KIND}={limits_device(holder, container)}"
+
+
+def build_limits_specification(
+    program: tuple[str, str], holder: PodUid, container: str, fence: int
+) -> dict[str, Any]:
+    """Return the specification of a device that only has a runtime call our hook.
+
+    `program` is the hook's path on the host and the socket that it is given. Its other arguments
+    are names; the agent has the amounts.
+    """
+    path, socket = program
+    hook = {
+        "hookName": "createRuntime",
+        "path": path,
+        "args": [path.rpartition("/")[2], socket, holder, container, str(fence)],
+        "timeout": HOOK_TIMEOUT_S,
+    }
+    device = {"name": limits_device(holder, container), "containerEdits": {"hooks": [hook]}}
+    return {"cdiVersion": VERSION, "kind": LIMITS_KIND, "devices": [device]}

@@ -16,6 +16,7 @@ from typing import Any
 from services.node_agent.allocate.cdi import (
     CONTROL_NODES,
     FILE,
+    KIND,
     LIBRARIES,
     PROGRAMS,
     build_specification,
@@ -167,7 +168,7 @@ class CdiFiles:
 
         Raises UnavailableError if it cannot: the runtime would not start the container.
         """
-        names = frozenset(setup.cdi_devices)
+        names = frozenset(name for name in setup.cdi_devices if name.startswith(f"{KIND}="))
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
             return
         async with self._writing:

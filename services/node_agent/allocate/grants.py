@@ -180,7 +180,7 @@ class Grants:
     async def _prepare(
         self, entry: CheckpointEntry, *, starting: bool = False, new: bool = False
     ) -> None:
-        await self.node.files.prepare(entry.limits, starting=starting, new=new)
+        await self.node.enforcers.prepare(entry, starting=starting, new=new)
         await self.node.cdi.ensure_named(entry.setup)
 
     async def _wait_for_records(self, until: float) -> None:

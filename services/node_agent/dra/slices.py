@@ -14,7 +14,7 @@ from typing import Any
 from services.node_agent.gpus.inventory import PER_NVLINK
 from services.node_agent.mig.instances import InstanceProfile
 from services.node_agent.mig.layout_plan import arrange
-from shared.model.devices.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
+from shared.model.devices.device import LABEL_LENGTH, Device, DeviceMode, MigProfile
 from shared.model.leases.lease import Booking, Lease, MigPlacement, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import (
@@ -186,7 +186,7 @@ class _Left:
         unknown = self.unknown.get(device.uuid, [])
         if device.mode is DeviceMode.MIG:
             return None
-        if device.isolation is Isolation.SHARED:
+        if device.holds_parts:
             return self._shared_capacity(device, unknown)
         whole = {"value": mib_quantity(device.memory_mib)}
         return None if unknown else {MEMORY: whole, CORES: {"value": str(ALL_CORES)}}
@@ -238,7 +238,7 @@ def _device(
     node: ClaimableNode,
     groups: Mapping[DeviceUuid, int],
 ) -> dict[str, Any]:
-    shared = {"allowMultipleAllocations": True} if device.isolation is Isolation.SHARED else {}
+    shared = {"allowMultipleAllocations": True} if device.holds_parts else {}
     return {
         "name": device_name(device.uuid),
         "attributes": _attributes(device, node, groups),

@@ -43,11 +43,6 @@ class SharingConfig:
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
 
-    def without_isolation(self) -> "SharingConfig":
-        if self.isolation is Isolation.STRICT:
-            return self
-        return replace(self, isolation=Isolation.UNHELD)
-
     def merged(
         self, config: DeviceConfig, *, split: int | None, unit: int | None
     ) -> "SharingConfig":
@@ -253,15 +248,9 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         bus=gpu.bus,
         links=gpu.links,
         layouts=layouts,
-        isolation=_isolation(gpu, sharing),
+        isolation=sharing.isolation,
         power_limit_w=gpu.power_limit_w,
     )
-
-
-def _isolation(gpu: Gpu, sharing: SharingConfig) -> Isolation:
-    if gpu.measured or sharing.unified_mib or sharing.isolation is Isolation.STRICT:
-        return sharing.isolation
-    return Isolation.UNMEASURED
 
 
 def _layouts(gpu: Gpu, sharing: SharingConfig) -> tuple[MigLayout, ...]:

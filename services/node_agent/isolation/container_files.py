@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -72,7 +73,7 @@ class ContainerFiles:
                 self._set_unwritable(str(error))
             raise
 
-    async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
+    async def remove_unused(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
         """Remove files of pods other than `live`, and unmounted versions of the library.
 
         All versions stay if `mounted` is None, which means that it is not known.
@@ -171,12 +172,12 @@ class ContainerFiles:
         if not Path(file).is_file():
             raise UnavailableError(f"{file} does not exist, and the container mounts it")
 
-    def _remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
+    def _remove_unused(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
         self._remove_directories(live)
         if mounted is not None:
             self.library.remove_unused(mounted, unused_s=self.timing.library_unused_s)
 
-    def _remove_directories(self, live: set[PodUid]) -> None:
+    def _remove_directories(self, live: Set[PodUid]) -> None:
         root = Path(self.paths.containers)
         now = time.time()
         try:

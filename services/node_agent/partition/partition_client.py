@@ -19,6 +19,7 @@ from services.node_agent.partition.partition_protocol import (
     InstancesReply,
     InstancesRequest,
     PartitionRequest,
+    R,
     Request,
     decode_reply,
     encode_line,
@@ -79,21 +80,10 @@ class RemotePartitioner:
         request = PartitionRequest(device, layout, tuple(sorted(in_use)))
         return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 
-    async def _request(self, request: Request, limit_s: float) -> InstancesReply:
-        try:
-            async with asyncio.timeout(limit_s):
-                reader, writer = await asyncio.open_unix_connection(self.socket, limit=MAX_LINE)
-                try:
-                    writer.write(encode_line(request))
-                    await writer.drain()
-                    line = await reader.readline()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError, ValueError) as error:
-            raise UnavailableError(
-                f"no partitioner responds at {self.socket} ({error!r}): is its container running?"
-            ) from error
-        return decode_reply(line)
+    async def _request(
+        self, request: InstancesRequest | PartitionRequest, limit_s: float
+    ) -> InstancesReply:
+        return await exchange(self.socket, request, InstancesReply, limit_s)
 
     async def _with_mig_state(self, gpu: Gpu) -> Gpu:
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
@@ -107,3 +97,21 @@ class RemotePartitioner:
             self._last_error = str(error)
         seen = self._known.get(gpu.uuid)
         return gpu if seen is None else replace(gpu, mig=seen.state, instances=seen.instances)
+
+
+async def exchange(socket: Path, request: Request, reply_type: type[R], limit_s: float) -> R:
+    """Raises the error that the partitioner replies with, or UnavailableError without a reply."""
+    try:
+        async with asyncio.timeout(limit_s):
+            reader, writer = await asyncio.open_unix_connection(socket, limit=MAX_LINE)
+            try:
+                writer.write(encode_line(request))
+                await writer.drain()
+                line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError) as error:
+        raise UnavailableError(
+            f"no partitioner responds at {socket} ({error!r}): is its container running?"
+        ) from error
+    return decode_reply(line, reply_type)

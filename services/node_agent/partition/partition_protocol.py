@@ -4,8 +4,17 @@ The partitioner has privileges that the agent does not have, so no request names
 driver.
 """
 
+from typing import TypeVar
+
 import msgspec
 
+from services.node_agent.gpus.memory_limits import (
+    DriverAccounting,
+    LimitError,
+    LimitFault,
+    LimitTarget,
+    MemoryLimit,
+)
 from services.node_agent.mig.instances import InUseError, MigInstance, MigState
 from shared.model.devices.device import MigLayout
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
@@ -32,9 +41,36 @@ class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
     in_use: tuple[str, ...] = ()
 
 
+class SetLimitRequest(msgspec.Struct, tag=True, frozen=True):
+    target: LimitTarget
+    fence: int
+    memory_bytes: int
+
+
+class GetLimitRequest(msgspec.Struct, tag=True, frozen=True):
+    target: LimitTarget
+
+
+class ClearLimitRequest(msgspec.Struct, tag=True, frozen=True):
+    target: LimitTarget
+    fence: int
+
+
+class AccountingRequest(msgspec.Struct, tag=True, frozen=True):
+    device: DeviceUuid
+
+
 class InstancesReply(msgspec.Struct, tag=True, frozen=True):
     state: MigState | None
     instances: tuple[MigInstance, ...] = ()
+
+
+class LimitReply(msgspec.Struct, tag=True, frozen=True):
+    limit: MemoryLimit
+
+
+class AccountingReply(msgspec.Struct, tag=True, frozen=True):
+    found: DriverAccounting
 
 
 class FailureReply(msgspec.Struct, tag=True, frozen=True):
@@ -42,8 +78,11 @@ class FailureReply(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-Request = InstancesRequest | PartitionRequest
-Reply = InstancesReply | FailureReply
+LimitRequest = SetLimitRequest | GetLimitRequest | ClearLimitRequest | AccountingRequest
+Request = InstancesRequest | PartitionRequest | LimitRequest
+GoodReply = InstancesReply | LimitReply | AccountingReply
+Reply = GoodReply | FailureReply
+R = TypeVar("R", bound=GoodReply)
 _request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _reply_decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
@@ -59,16 +98,23 @@ def decode_request(line: bytes) -> Request:
         raise RequestError(f"invalid request: {error}") from error
 
 
-def decode_reply(line: bytes) -> InstancesReply:
+def decode_reply(line: bytes, reply_type: type[R]) -> R:
+    """Raises the error of a reply that reports one."""
     try:
         reply = _reply_decoder.decode(line)
     except UNDECODABLE as error:
         raise UnavailableError(f"the partitioner's reply is invalid: {error}") from error
     if isinstance(reply, FailureReply):
+        if reply.code in set(LimitFault):
+            raise LimitError(LimitFault(reply.code), reply.text)
         raise dict(ERROR_CODES).get(reply.code, UnavailableError)(reply.text)
+    if not isinstance(reply, reply_type):
+        raise UnavailableError(f"the partitioner replied with {type(reply).__name__}")
     return reply
 
 
 def failure_reply(error: LeaseholdError) -> FailureReply:
+    if isinstance(error, LimitError):
+        return FailureReply(error.fault, str(error))
     fault = next((name for name, kind in ERROR_CODES if isinstance(error, kind)), "unavailable")
     return FailureReply(fault, str(error))

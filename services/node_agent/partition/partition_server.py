@@ -1,4 +1,4 @@
-"""The server of the partitioner, which changes MIG layouts for the node's unprivileged agent.
+"""The server of the partitioner: MIG layouts and limits of memory for the unprivileged agent.
 
 It serves processes of one user, which the kernel identifies, on a Unix socket. It trusts no
 request: it queries the driver itself for the device's MIG mode and profiles, and the instances in
@@ -16,14 +16,24 @@ from weakref import WeakValueDictionary
 
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
+    AccountingReply,
+    AccountingRequest,
+    ClearLimitRequest,
     FailureReply,
+    GetLimitRequest,
+    GoodReply,
     InstancesReply,
     InstancesRequest,
+    LimitReply,
+    LimitRequest,
+    PartitionRequest,
     Reply,
     Request,
+    SetLimitRequest,
     decode_request,
     encode_line,
     failure_reply,
@@ -44,12 +54,15 @@ _CREDENTIALS = struct.Struct("3i")
 class PartitionServer:
     """Serves one agent; a started change is finished even if the client disconnects."""
 
-    def __init__(self, gpus: GpuDriver, *, agent_uid: int) -> None:
+    def __init__(
+        self, gpus: GpuDriver, *, agent_uid: int, limits: LimitSetter | None = None
+    ) -> None:
         self.gpus = gpus
         self.agent_uid = agent_uid
+        self.limits = limits
         self._partitioner = Partitioner(gpus)
         self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
-        self._running: set[asyncio.Task[InstancesReply]] = set()
+        self._running: set[asyncio.Task[GoodReply]] = set()
 
     @contextlib.asynccontextmanager
     async def serve(self, path: Path) -> AsyncIterator[None]:
@@ -72,7 +85,9 @@ class PartitionServer:
             pid, uid = _peer_credentials(writer)
             while line := await asyncio.wait_for(reader.readline(), IDLE_TIMEOUT_S):
                 reply = (
-                    await self.reply_to(line) if uid == self.agent_uid else self._refuse(pid, uid)
+                    await self.reply_to(line, pid)
+                    if uid == self.agent_uid
+                    else self._refuse(pid, uid)
                 )
                 writer.write(encode_line(reply))
                 await writer.drain()
@@ -87,13 +102,13 @@ class PartitionServer:
             UnavailableError(f"the partitioner serves user {self.agent_uid}, not {uid}")
         )
 
-    async def reply_to(self, line: bytes) -> Reply:
+    async def reply_to(self, line: bytes, pid: int) -> Reply:
         try:
             request = decode_request(line)
             if isinstance(request, InstancesRequest) and not request.after_changes:
                 gpu = await self._gpu(request.device)
                 return InstancesReply(gpu.mig, gpu.instances)
-            task = asyncio.create_task(self._reply_in_order(request))
+            task = asyncio.create_task(self._reply_in_order(request, pid))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
@@ -101,8 +116,10 @@ class PartitionServer:
             logger.info("%s: %s", type(error).__name__, error)
             return failure_reply(error)
 
-    async def _reply_in_order(self, request: Request) -> InstancesReply:
-        async with self._locks.setdefault(request.device, asyncio.Lock()):
+    async def _reply_in_order(self, request: Request, pid: int) -> GoodReply:
+        async with self._locks.setdefault(_device_of(request), asyncio.Lock()):
+            if not isinstance(request, InstancesRequest | PartitionRequest):
+                return await self._reply_on_limit(request, pid)
             gpu = await self._gpu(request.device)
             if isinstance(request, InstancesRequest):
                 return InstancesReply(gpu.mig, await self.gpus.instances(gpu.uuid))
@@ -115,11 +132,32 @@ class PartitionServer:
             )
             return InstancesReply(gpu.mig, instances)
 
+    async def _reply_on_limit(self, request: LimitRequest, pid: int) -> GoodReply:
+        limits = self.limits
+        if limits is None:
+            raise RequestError("this partitioner sets no limits of memory")
+        match request:
+            case AccountingRequest(device):
+                return AccountingReply(await limits.accounting(device, agent_pid=pid))
+            case GetLimitRequest(target):
+                return LimitReply(await limits.get(target))
+            case SetLimitRequest(target, fence, memory_bytes):
+                limit = await limits.set(target, fence=fence, memory_bytes=memory_bytes)
+                return LimitReply(limit)
+            case ClearLimitRequest(target, fence):
+                return LimitReply(await limits.clear(target, fence=fence))
+
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         gpus = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
         if device not in gpus:
             raise RequestError(f"device {device} is not on this node")
         return gpus[device]
+
+
+def _device_of(request: Request) -> DeviceUuid:
+    if isinstance(request, SetLimitRequest | GetLimitRequest | ClearLimitRequest):
+        return request.target.device
+    return request.device
 
 
 def _check_request(gpu: Gpu, positions: int) -> None:

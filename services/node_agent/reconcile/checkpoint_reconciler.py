@@ -75,7 +75,7 @@ class CheckpointReconciler:
         live = listed | self.checkpoint.pods | leased
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)
         mounted = {mount.host_path for mount in mounts}
-        await self.node.files.remove_unused(live, None if self.checkpoint.lost else mounted)
+        await self.node.enforcers.end(live, None if self.checkpoint.lost else mounted)
 
     async def forget_ended(self) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.devices.device import MOST_LEFTOVERS, Device, DeviceMode, Held, Leftover
+from shared.model.devices.enforcers import SharingMode
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.leases.lease import Booking, Lease, Share, allocated_shares, bookings
@@ -101,6 +102,7 @@ class DeviceExcess:
     shares: int
     slots: frozenset[int]
     layout: str
+    mode: SharingMode
     exclusive: bool
 
 
@@ -130,7 +132,8 @@ def _on(device: DeviceUuid, shares: Iterable[Share]) -> tuple[Share, ...]:
 def _beyond(given: Sequence[Share], leased: Sequence[Share]) -> DeviceExcess | None:
     (has,) = bookings(given)
     leased_booking = bookings(leased)[0] if leased else None
-    if leased_booking is not None and leased_booking.layout != has.layout:
+    place = has.layout, has.mode
+    if leased_booking is not None and (leased_booking.layout, leased_booking.mode) != place:
         leased_booking = None
     memory_mib = has.memory_mib - (leased_booking.memory_mib if leased_booking else 0)
     cores_percent = has.cores_percent - (leased_booking.cores_percent if leased_booking else 0)
@@ -144,6 +147,7 @@ def _beyond(given: Sequence[Share], leased: Sequence[Share]) -> DeviceExcess | N
         max(0, shares),
         frozenset(slots),
         has.layout,
+        has.mode,
         has.sharing is SharingPolicy.EXCLUSIVE and leased_booking is None,
     )
 
@@ -213,6 +217,7 @@ def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
         shares=sum(excess.shares for excess in excesses),
         slots="".join("1" if slot in slots else "0" for slot in range(max(slots, default=-1) + 1)),
         layout=next((excess.layout for excess in excesses if excess.layout), ""),
+        mode=excesses[0].mode,
     )
 
 
@@ -224,6 +229,9 @@ def _overcommitment(
         return _instance_conflict(booked, own, others)
     if others and any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in booked):
         return "one of its pods has it exclusively"
+    modes = sorted({booking.mode for booking in booked})
+    if len(modes) > 1:
+        return f"it would be shared in the modes {' and '.join(modes)} at once"
     slots = sum(booking.slots for booking in booked) if booked[0].slots else 0
     given = (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),

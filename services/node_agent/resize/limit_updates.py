@@ -19,7 +19,10 @@ from msgspec import structs
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_writer import write_limits, write_overrides
+from services.node_agent.memory_limits.container_limits import (
+    LimitShortageError,
+    limited_shares,
+)
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ShrunkLease
 from services.node_agent.records.device_guard import OvercommitError
@@ -142,9 +145,11 @@ class LimitUpdater:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
     async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> str:
-        """Record other limits, then write them to the region; return why not, or an empty text.
+        """Record other limits, then set them; return why not, or an empty text.
 
-        Larger ones are left out, and logged, if a device cannot hold them beside other pods.
+        Larger ones are left out, and logged, if a device cannot hold them beside other pods, or if
+        the driver does not set them. Smaller ones stay recorded: they are set as soon as less is in
+        use.
         """
         node = self.node.snapshot
         grows = node is not None and is_larger(entry, before)
@@ -155,24 +160,29 @@ class LimitUpdater:
                 "container %s keeps its limits: %s", entry.allocation.container, error
             )
             return str(error)
-        await self._write(entry)
+        reason = await self._write(entry)
+        if reason and grows:
+            await self.checkpoint.save(before)
+            await self._write(before)
+            return reason
         self.on_change()
         return ""
 
-    async def _write(self, entry: CheckpointEntry) -> None:
-        """Write limits to a region and, for child processes of running ones, to the overrides.
+    async def _write(self, entry: CheckpointEntry) -> str:
+        """Set the limits of a running container; return why the driver does not, or nothing.
 
-        A missing region gets them when it is made.
+        Those of the library follow when the container starts again.
         """
-        path = region_path_of(entry.limits)
-        if path is None:
-            return
-        seed = seed_of(entry.limits.environment)
         try:
-            await asyncio.to_thread(write_limits, path, seed)
-            await asyncio.to_thread(write_overrides, entry.limits)
-        except (OSError, UnavailableError) as error:
+            await self.node.enforcers.resize(entry)
+        except UnavailableError as error:
+            if limited_shares(entry):
+                logger.warning(
+                    "container %s keeps its limits: %s", entry.allocation.container, error
+                )
+                return str(error)
             logger.warning("limits follow when the container starts again: %s", error)
+        return ""
 
     # Leases that may become smaller
 
@@ -189,7 +199,7 @@ class LimitUpdater:
                     f"node {self.node.name} has no container of the pod that would become smaller"
                 )
             for entry in lowered:
-                await self._check(entry)
+                await self._check_use(entry)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
                 await self._save(entry, entry)
@@ -202,8 +212,19 @@ class LimitUpdater:
             raise
 
     async def _check(self, entry: CheckpointEntry) -> None:
+        """Raise ShortageError or UnavailableError unless the smaller limits hold."""
+        if limited_shares(entry):
+            try:
+                await self.node.enforcers.resize(entry)
+            except LimitShortageError as error:
+                raise ShortageError(str(error), error.used_mib) from error
+        await self._check_use(entry)
+
+    async def _check_use(self, entry: CheckpointEntry) -> None:
         key = entry.allocation.pod, entry.allocation.container
         path = region_path_of(entry.limits)
+        if path is None and limited_shares(entry):
+            return
         if path is None:
             raise RequestError(f"HAMi-core does not hold container {key[1]} to its share")
         region = await asyncio.to_thread(read_region, path)

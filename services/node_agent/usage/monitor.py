@@ -16,6 +16,7 @@ from msgspec import structs
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from services.node_agent.enforcers.limit_audit import LimitAudit, ReadKey, ReadShare
 from services.node_agent.gpus.driver import SampleDevices
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_reader import read_region
@@ -48,6 +49,7 @@ from services.node_agent.usage.visible_gpus import (
     unleased_views,
     visibility_violations,
 )
+from shared.model.bounds import cut
 from shared.model.clock import until_tick
 from shared.model.devices.device import XidEvent
 from shared.model.errors import LeaseholdError
@@ -128,12 +130,15 @@ def _hangs(what: str, number: int) -> str:
 
 
 def share_measurements(
-    containers: Iterable[MeasuredContainer], idle_since: Mapping[ShareKey, float]
+    containers: Iterable[MeasuredContainer],
+    idle_since: Mapping[ShareKey, float],
+    read: Mapping[ReadKey, ReadShare],
 ) -> Iterator[ShareMeasurement]:
-    """Return the usage of each share; memory is rounded up to MiB."""
+    """Return the usage of each share, and what holds it; memory is rounded up to MiB."""
     for use in containers:
         lease = use.container.lease
         for share in use.shares:
+            held = read.get((lease.pod, use.container.name, share.share.device), ReadShare())
             yield ShareMeasurement(
                 pod=lease.pod,
                 namespace=lease.namespace,
@@ -145,6 +150,10 @@ def share_measurements(
                 cores_percent=share.cores_percent,
                 processes=share.processes,
                 idle_since=idle_since.get(use.key_of(share)),
+                held_memory_mib=None if held.memory_bytes is None else held.memory_bytes // MIB,
+                held_cores_percent=held.cores_percent,
+                held_difference=cut(held.difference),
+                read_back_at=held.at,
             )
 
 
@@ -161,6 +170,7 @@ class UsageMonitor(Collector):
         bundles: Sequence[Path] = (),
     ) -> None:
         self.node = node
+        self.audit = LimitAudit(node)
         self.sample = sample
         self.list_instances = list_instances
         self.checkpoint = node.checkpoint
@@ -253,6 +263,10 @@ class UsageMonitor(Collector):
         if seeing and scan.complete:
             visible = await self._visibility(seeing)
             snapshot = replace(snapshot, violations=(*snapshot.violations, *visible))
+        found = {violation.key for violation in snapshot.violations}
+        audited = (*self.audit.violations, *self.node.enforcers.findings)
+        differing = (other for other in audited if other.key not in found)
+        snapshot = replace(snapshot, violations=(*snapshot.violations, *differing))
         altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
         await self._restore(altered, complete=complete)
         await self._identify(snapshot.containers)
@@ -270,7 +284,9 @@ class UsageMonitor(Collector):
         hardware = (sample.hardware for sample in self.snapshot.devices)
         return UsageReply(
             measured_at=self.snapshot.scanned_at,
-            shares=tuple(share_measurements(self.snapshot.containers, self._idle.since)),
+            shares=tuple(
+                share_measurements(self.snapshot.containers, self._idle.since, self.audit.read)
+            ),
             hardware=tuple(
                 structs.replace(device, xids=tuple(xids.get(device.device, {}).values()))
                 for device in hardware

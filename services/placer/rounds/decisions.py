@@ -93,7 +93,7 @@ class DecisionContext:
         """Place the pod, and count the first candidate as used in the mirror."""
         if event.request.node_order.compares and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
-        restricted = self.index.repelled_pods.restricted
+        restricted = self.index.restricted
         result = self.quotas.place_within(
             event, lambda request: self._place(_with_within(restricted(event, request), within))
         )
@@ -102,10 +102,14 @@ class DecisionContext:
             self.index.mirror.reserve(
                 event.pod, result[0], request.node_resources, request.anti_affinity_groups
             )
+            if request.pod_rules is not None and request.pod_rules.repels:
+                self.index.repelled_pods.add_tentative(
+                    event.pod, request.pod_rules.repels, result[0].node
+                )
         return result
 
     def _place(self, request: PodRequest) -> tuple[Placement, ...] | Refusal:
-        candidates = self.candidates.next()
+        candidates = self.candidates.next() if request.pod_rules is None else 1
         decision = place(request, self.index, self.rng, candidates, contested=candidates > 1)
         if isinstance(decision, NoFit) and self.mirror.claimed:
             ends_by = will_end_by(request.term, self.now())

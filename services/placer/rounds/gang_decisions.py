@@ -53,6 +53,8 @@ class GangDecision:
     """Its pods differ: whether they fit beside each other on empty nodes is not known."""
     required: Keys = ()
     """Labels of which all pods must share the values."""
+    one_node_claim: str = ""
+    """A claim that pods share, for which one of these labels is the name of the node."""
     domains: tuple[DomainRoom, ...] = ()
     """Of these labels, the domains with the most room, the largest first."""
     further_domains: int = 0
@@ -134,6 +136,7 @@ class GangInDomains:
         self._context = context
         self._preferred = topology.preferred
         self._required = topology.required
+        self._one_node_claim = topology.one_node_claim
         self._joined = joined
         context.index.sets.positions.catch_up()
 
@@ -237,6 +240,7 @@ class GangInDomains:
         decision = replace(
             decision,
             required=self._required,
+            one_node_claim=self._one_node_claim,
             domains=tuple(DomainRoom(domain=item.name, room=rooms[item]) for item in shown),
             further_domains=len(by_room) - len(shown),
             differs=_differ(self._members),

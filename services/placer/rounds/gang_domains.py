@@ -20,6 +20,7 @@ class Topology:
 
     required: Keys = ()
     preferred: Keys = ()
+    one_node_claim: str = ""
 
 
 NO_TOPOLOGY = Topology()
@@ -29,14 +30,17 @@ def topology_of(members: Iterable[PodQueued]) -> Topology:
     """Return the labels that any of the pods names."""
     required: dict[str, None] = {}
     preferred: dict[str, None] = {}
+    claim = ""
     gangs = dict.fromkeys(event.request.gang for event in members)
     for gang in gangs:
         if gang is not None:
             required |= dict.fromkeys(gang.required_topology)
             preferred |= dict.fromkeys(gang.preferred_topology)
+            claim = claim or gang.one_node_claim
     if not (required or preferred):
         return NO_TOPOLOGY
-    return Topology(tuple(required), tuple(key for key in preferred if key not in required))
+    only_preferred = tuple(key for key in preferred if key not in required)
+    return Topology(tuple(required), only_preferred, claim)
 
 
 def names_any(event: PodQueued, keys: Iterable[str]) -> bool:
@@ -97,7 +101,7 @@ def kinds_of(members: Iterable[PodQueued], keys: Keys, index: NodeIndex) -> list
             alike.setdefault(placement_key(event.request), []).append(event)
     kinds = []
     for pods in alike.values():
-        request = index.repelled_pods.restricted(pods[0], pods[0].request)
+        request = index.restricted(pods[0], pods[0].request)
         fitting = index.fitting_nodes(request)
         nodes = 0 if isinstance(fitting, NoFit) else fitting
         kinds.append(PodKind(tuple(pods), request, nodes))

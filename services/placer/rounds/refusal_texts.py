@@ -14,6 +14,10 @@ GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
 """The stored refusal of a pod until its gang has been decided on."""
 
 
+OTHER_LABEL = "name a label that more nodes share, or prefer it only"
+ONE_EACH = "use a claim with ReadWriteMany, or one for each pod"
+
+
 def too_large_refusal(reason: str) -> Refusal:
     return Refusal(
         reason=f"the pod's lease cannot be stored: {reason}",
@@ -52,8 +56,7 @@ def gang_does_not_fit(
         count = f"{leased}, {fitting} of the other {gang.min_member - live}"
     else:
         count = f"{fitting} of {gang.min_member}"
-    share = ", all with the same " + " and ".join(decision.required) if decision.required else ""
-    reason = f"{_rule(gang)}{share}; {count} fit{_rooms(gang, live, decision)}"
+    reason = f"{_rule(gang)}{_shared(decision)}; {count} fit{_rooms(gang, live, decision)}"
     refusal = structs.replace(
         refusal,
         hint=_gang_hint(gang, live, decision, refusal),
@@ -70,6 +73,15 @@ def gang_does_not_fit(
             for node in refusal.nearest_nodes
         ),
     )
+
+
+def _shared(decision: GangDecision) -> str:
+    """Return what the nodes of the pods must share, and why if no user has named it."""
+    if not decision.required:
+        return ""
+    share = ", all with the same " + " and ".join(decision.required)
+    claim = decision.one_node_claim
+    return f"{share}, as one node at a time can mount their claim {claim}" if claim else share
 
 
 def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
@@ -97,7 +109,7 @@ def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) 
         pods = "equal pods of the gang"
         if decision.required:
             pods = f"pods of the gang with the same {' and '.join(decision.required)}"
-            ways.append("name a label that more nodes share, or prefer it only")
+            ways.append(ONE_EACH if decision.one_node_claim else OTHER_LABEL)
         return (
             f"waiting does not help: if no other pod ran, {most} of {least} {pods} "
             f"would fit: {'; or '.join([*ways, reduced])}"

@@ -5,7 +5,7 @@ Of a gang, enough pods are placed together, then the rest one by one.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import structs
@@ -32,6 +32,7 @@ from services.placer.rounds.refusal_texts import (
     member_refused,
     too_large_refusal,
 )
+from services.placer.rounds.refused_by_rules import RefusedByRules
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
@@ -61,7 +62,9 @@ from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import Gang, Within
 from shared.placing.index.threshold_column import store
+from shared.placing.node_filters import reaches
 from shared.runtime import telemetry
+from shared.runtime.span_attributes import NAMESPACE, POD_NAME, POD_UID
 from shared.runtime.telemetry import Tracing
 
 CACHED_REASONS = 65_536
@@ -77,15 +80,21 @@ ROUND_PAUSE_S = 0.005
 
 @contextmanager
 def reservation_spans(
-    tracing: Tracing, wanted: Sequence[Reservation]
+    tracing: Tracing, wanted: Sequence[Reservation], gang: Gang | None = None
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
     """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
-    Yields what is to be reserved, so that spans of a lease become children of that of its
-    reservation, and the list of outcomes, to be filled.
+    Pods of one gang link to each other. Yields what is to be reserved, so that spans of a lease
+    become children of that of its reservation, and the list of outcomes, to be filled.
     """
+    links = tracing.links_between([pod.pod for pod in wanted]) if gang is not None else {}
     spans = [
-        tracing.span("reserve devices", reservation.trace, _attributes(reservation))
+        tracing.span(
+            "reserve devices",
+            reservation.trace,
+            _attributes(reservation),
+            links.get(reservation.pod, ()),
+        )
         for reservation in wanted
     ]
     outcomes: list[ReservationOutcome] = []
@@ -109,9 +118,9 @@ def reservation_spans(
 
 def _attributes(wanted: Reservation) -> dict[str, str]:
     return {
-        "k8s.pod.uid": wanted.pod,
-        "k8s.pod.name": wanted.name,
-        "k8s.namespace.name": wanted.namespace,
+        POD_UID: wanted.pod,
+        POD_NAME: wanted.name,
+        NAMESPACE: wanted.namespace,
         "db.system.name": "redis",
         "db.operation.name": "FCALL",
     }
@@ -136,8 +145,11 @@ class Rounds:
         self.mirror = self.context.mirror
         self.quotas = self.context.quotas
         self.events: list[PlacementEvent] = []
+        self.refused_by_rules = RefusedByRules(self.context.index.pod_counts)
         self._reasons: dict[PodUid, str] = {}
         """The reason that this replica last published for each waiting pod."""
+        self._decided_at = 0
+        """Where the mirror's changes ended before the last decisions."""
         self._unpublished: set[PodUid] = set()
         """Pods whose handler failed: they may have leases that were not published."""
 
@@ -196,19 +208,42 @@ class Rounds:
     ) -> list[ReservationOutcome]:
         # Nothing was awaited since the decisions: they were made by this version.
         wanted = [
-            reservation_for(pod, candidates, read_version=self.mirror.version)
+            reservation_for(
+                self._near_volumes(pod, candidates), candidates, read_version=self.mirror.version
+            )
             for pod, candidates in decisions.chosen
         ]
         try:
             if self.tracing is None:
                 return await self._send(wanted, gang, live)
-            with reservation_spans(self.tracing, wanted) as (traced, outcomes):
+            with reservation_spans(self.tracing, wanted, gang) as (traced, outcomes):
                 outcomes.extend(await self._send(traced, gang, live))
                 return outcomes
         except BaseException:
             for pod, _ in decisions.chosen:
                 self.mirror.drop(pod.pod)
             raise
+
+    def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
+        """Return the pod without the volumes that none of its candidates reaches.
+
+        Its lease keeps those that may be bound to its claims, and there may be a thousand.
+        """
+        if not any(claim.volumes for claim in pod.request.claims):
+            return pod
+        nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
+        claims = [
+            structs.replace(
+                claim,
+                volumes=tuple(
+                    volume
+                    for volume in claim.volumes
+                    if any(reaches(node, volume.terms) for node in nodes)
+                ),
+            )
+            for claim in pod.request.claims
+        ]
+        return replace(pod, request=structs.replace(pod.request, claims=tuple(claims)))
 
     async def _send(
         self, wanted: Sequence[Reservation], gang: Gang | None, live: int | None
@@ -236,6 +271,8 @@ class Rounds:
         """
         if not refused:
             return WaitResult()
+        for pod, _ in refused:
+            self.refused_by_rules.add(pod, self._decided_at)
         result = await self.ledger.waiting_pods.enqueue(
             [
                 self._waiting(
@@ -302,6 +339,7 @@ class Rounds:
         count("gone", len(pods))
         for pod in pods:
             self._reasons.pop(pod, None)
+            self.refused_by_rules.discard(pod)
 
     def _apply_lease(
         self,
@@ -377,6 +415,7 @@ class Rounds:
 
     def _publish_lease(self, lease: Lease, trace: str) -> None:
         self._reasons.pop(lease.pod, None)
+        self.refused_by_rules.discard(lease.pod)
         self._unpublished.discard(lease.pod)
         self.events.append(PlacementChosen(lease=lease, trace=trace))
 
@@ -406,6 +445,7 @@ class Rounds:
     ) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
         capacity = self.mirror.capacity
+        self._decided_at = self.mirror.changes.end
         choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
         decisions = decide(pods, self.context, choose)
         undecided = await self._reserve(decisions, gang) if decisions.chosen else []
@@ -469,6 +509,7 @@ class Rounds:
             return await self._refuse(
                 pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
+        self._decided_at = self.mirror.changes.end
         decision = decide_gang(pods, gang.min_member - live, self.context, joined)
         if decision.refusal is None:
             decisions = RoundDecisions(chosen=decision.chosen)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 
-from services.webhook.patches import complete_limits, rename_amounts
+from services.webhook.patches import add_annotation, complete_limits, rename_amounts
 from services.webhook.pod_admission import (
     BAD_REQUEST,
     INVALID,
@@ -18,11 +18,13 @@ from services.webhook.pod_admission import (
 from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
 from shared.dialects import GPU_RESOURCES, pod_requests
+from shared.dialects.isolation_words import parse_isolation
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import MisplacedKey, find_misplaced, find_unread
 from shared.model.bounds import MOST_ANNOTATIONS
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
+from shared.model.names import ISOLATION
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import PodContainer, PodView
 
@@ -46,6 +48,22 @@ def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
     return Changes(
         patches=tuple(chain.from_iterable(patches for _, patches in renamed)),
         pod=replace(pod, containers=tuple(container for container, _ in renamed)),
+    )
+
+
+def adopt_isolation(admission: PodAdmission) -> Denial | Changes | None:
+    """Give a pod that demands no enforcer the demand of its namespace."""
+    pod = admission.pod
+    demand = admission.policy.isolation
+    if not demand or ISOLATION in pod.annotations:
+        return None
+    try:
+        parse_isolation(demand)
+    except RequestError as error:
+        return Denial(INVALID, f"namespace {pod.namespace}: {error}")
+    return Changes(
+        patches=(add_annotation(pod, (), ISOLATION, demand),),
+        pod=replace(pod, annotations={**pod.annotations, ISOLATION: demand}),
     )
 
 

@@ -1,21 +1,11 @@
--- List waiting pods. Arguments: {'pods', pods}, {'scan', cursor, count}, {'unreadable', cursor, count} or {'uids'}.
--- Returns uids; otherwise the next cursor ('0': complete) and the waiting pods, or the uids of those whose
--- records cannot be read.
+-- List waiting pods. Arguments: {'pods', pods}, {'scan', cursor, count} or {'uids'}. Returns uids;
+-- otherwise the next cursor ('0': complete) and the waiting pods.
 local server = require('server')
-local values = require('values')
 local waiting = require('waiting')
 local call, encode = redis.call, cmsgpack.pack
 
 return function(what, second, count)
   if what == 'uids' then return encode(call('HKEYS', server.prefix .. 'waiting')) end
-
-  if what == 'unreadable' then
-    local page, broken = call('HSCAN', server.prefix .. 'waiting', second, 'COUNT', count), {}
-    for pod, value in values.each_pair(page[2]) do
-      if not waiting.waiting_of(value) then broken[#broken + 1] = pod end
-    end
-    return encode({page[1], broken})
-  end
 
   local cursor, stored = '0', {}
   if what == 'scan' then

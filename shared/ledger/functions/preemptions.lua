@@ -138,24 +138,24 @@ function actions.save(id, version, text, evictions)
   return true
 end
 
-function actions.close(id, version, pod)
+function actions.close(id, version, pods)
   if not is_at(id, version) then return false end
   call('HDEL', STORE .. 'preemptions', id)
-  write_ended(end_claims({pod}))
+  write_ended(end_claims(pods))
   return true
 end
 
 function actions.read(since)
   local preemptions, evictions, budgets = {}, {}, {}
   for id, stored in server.each_record(STORE .. 'preemptions', P) do
-    preemptions[#preemptions + 1] = {id, stored[P.VERSION], stored[P.PREEMPTION],
-      call('HEXISTS', server.prefix .. 'claims', id) == 1}
+    preemptions[#preemptions + 1] = {id, stored[P.VERSION], stored[P.PREEMPTION]}
   end
   for _, entry in ipairs(call('XRANGE', STORE .. 'evictions', string.format('%.0f', since), '+')) do
     evictions[#evictions + 1] = entry[2][2]
   end
   for _, stored in server.each_record(STORE .. 'budgets', B) do budgets[#budgets + 1] = stored[B.BUDGET] end
-  return {preemptions, evictions, budgets, call('HVALS', server.prefix .. 'starts')}
+  return {preemptions, evictions, budgets, call('HVALS', server.prefix .. 'starts'),
+    call('HKEYS', server.prefix .. 'claims')}
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)

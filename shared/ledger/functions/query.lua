@@ -8,7 +8,6 @@ local gone_pods = require('gone_pods')
 local layouts = require('layouts')
 local repelling = require('repelling')
 local server = require('server')
-local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
 local C = layouts.CLAIM
 local queries = {}
@@ -53,13 +52,15 @@ end
 function queries.gangs() return gang_and_pod('gang-leases', '^([^|]*)|(.*)$') end
 function queries.waiting_gangs() return gang_and_pod('gang-waiting', '^([^|]*)|[^|]*|(.*)$') end
 
+-- Returns a FairShareRecord.
 function queries.fair_share()
   local entitlements = {}
   for namespace, stored in server.each_record(server.prefix .. 'entitlements', layouts.ENTITLEMENT) do
-    values.append(entitlements, {namespace, unpack(stored)})
+    entitlements[#entitlements + 1] = {namespace, stored}
   end
-  return {fair.total_of(), call('HGETALL', server.prefix .. 'used-cores'), call('HGETALL', server.prefix .. 'used-mib'),
-    entitlements}
+  local total, used = fair.total_of(), {}
+  for namespace, amounts in pairs(fair.used_by_all()) do used[#used + 1] = {namespace, unpack(amounts)} end
+  return {total[1], total[2], used, entitlements}
 end
 
 return function(what, subject) return encode(queries[what](subject)) end

@@ -1,6 +1,7 @@
--- Quotas. Arguments: {'save', rows of {namespace, QuotaRecord}, when they were read} or
+-- Quotas. Arguments: {'save', QuotaRowRecords, when they were read} or
 -- {'read', whether with charges}. 'save' replaces all quotas and returns whether anything changed. 'read'
 -- returns quotas, what is used and what is charged, each a flat list of names and packed values.
+local layouts = require('layouts')
 local ledger = require('ledger')
 local quota = require('quota')
 local server = require('server')
@@ -8,6 +9,7 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
+local R = layouts.QUOTAROW
 
 return function(action, rows, read_at)
   if action == 'read' then
@@ -26,9 +28,11 @@ return function(action, rows, read_at)
 
   local has_changed, before, removed = false, {}, {}
   for name, rule in values.each_pair(call('HGETALL', quota.rules_key)) do before[name], removed[name] = rule, true end
+  local quotas = {}
   for _, row in ipairs(rows) do
-    has_changed = has_changed or before[row[1]] ~= row[2]
-    removed[row[1]] = nil
+    local namespace, value = row[R.NAMESPACE], encode(row[R.QUOTA])
+    quotas[namespace], removed[namespace] = value, nil
+    has_changed = has_changed or before[namespace] ~= value
   end
   has_changed = has_changed or next(removed) ~= nil
   if not has_changed then
@@ -37,7 +41,7 @@ return function(action, rows, read_at)
   end
 
   call('DEL', quota.rules_key)
-  for _, row in ipairs(rows) do call('HSET', quota.rules_key, row[1], row[2]) end
+  for namespace, value in pairs(quotas) do call('HSET', quota.rules_key, namespace, value) end
   if ledger.generation ~= '' then quota.save_count() end
   if ledger.is_ready then
     quota.recount()

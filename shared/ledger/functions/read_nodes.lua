@@ -1,6 +1,5 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
--- Returns {generation, ID of the last feed entry, capacity number, highest version, names, a NodeRowRecord of
--- each node, and kind, key and node ('': not known) of each record that cannot be read}, and the leases.
+-- Returns a NodesRecord, and the leases.
 local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
@@ -16,7 +15,7 @@ local function add_leases(answer, broken, name)
   for _, pod in ipairs(pods) do
     local of_pod = records.leases[pod]
     if records.unreadable.leases[pod] then
-      values.append(broken, 'leases', pod, '')
+      broken[#broken + 1] = {'leases', pod, name}
     elseif not of_pod then
       mismatches[#mismatches + 1] = 'node ' .. name .. ' lists pod ' .. pod .. ', which has no lease'
     else
@@ -51,7 +50,7 @@ return function(names, with_leases)
         local device = records.devices[uuid]
         states[i] = device
         if records.unreadable.devices[uuid] then
-          values.append(broken, 'devices', uuid, name)
+          broken[#broken + 1] = {'devices', uuid, name}
         elseif not device then
           values.append(mismatches, 'node ' .. name .. ' lists device ' .. uuid .. ', which has no record')
         end
@@ -59,7 +58,7 @@ return function(names, with_leases)
       rows[#rows + 1] = {name, records.nodes[name], stored[1] or '', stored[2] or '[]',
         records.served_of(name, stored[3]), states, count, mismatches, repelling.terms_on(name)}
     elseif records.unreadable.nodes[name] then
-      values.append(broken, 'nodes', name, name)
+      broken[#broken + 1] = {'nodes', name, name}
     end
   end
   answer[1] = encode({ledger.generation, ledger.feed_entry, ledger.capacity, ledger.version, names, rows, broken})

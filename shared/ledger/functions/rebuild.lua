@@ -4,12 +4,9 @@
 local fair = require('fair')
 local ledger = require('ledger')
 local quota = require('quota')
+local recount = require('recount')
 local server = require('server')
 local call, encode = redis.call, cmsgpack.pack
-
-local MOST_UNREADABLE, UNREADABLE_S = 256, 86400
-local UNREADABLE
-server.on_begin(function() UNREADABLE = server.prefix .. 'unreadable' end)
 
 local function delete_all()
   local cursor = '0'
@@ -17,7 +14,7 @@ local function delete_all()
     local found = call('SCAN', cursor, 'MATCH', server.prefix .. '*', 'COUNT', 1000)
     cursor = found[1]
     for _, key in ipairs(found[2]) do
-      if key ~= server.prefix .. 'gone' and key ~= UNREADABLE then call('UNLINK', key) end
+      if key ~= server.prefix .. 'gone' and key ~= recount.unreadable_key then call('UNLINK', key) end
     end
   until cursor == '0'
 end
@@ -25,10 +22,7 @@ end
 local function close(generation, unreadable)
   if ledger.generation ~= generation or not ledger.is_ready then return false end
   call('HSET', server.prefix .. 'ledger', 'ready', 0)
-  for _, record in ipairs(unreadable) do
-    if call('HLEN', UNREADABLE) < MOST_UNREADABLE then call('HSET', UNREADABLE, record, server.time()[1]) end
-  end
-  call('EXPIRE', UNREADABLE, UNREADABLE_S)
+  recount.remember(unreadable)
   return true
 end
 

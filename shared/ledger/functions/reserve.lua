@@ -7,7 +7,8 @@
 -- reserved for that
 -- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
 -- knows the anti-affinity of its pods; false, or each pod's required anti-affinity as `repelling` has it, or false;
--- and false, or when each lease ends at the latest (Unix seconds), or false.
+-- false, or when each lease ends at the latest (Unix seconds), or false; and false, or of each pod what
+-- `selected` reads of its rules about other pods.
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
@@ -26,6 +27,7 @@ local ledger = require('ledger')
 local quota = require('quota')
 local records = require('records')
 local repelling = require('repelling')
+local selected = require('selected')
 local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
@@ -183,6 +185,7 @@ local function reserve(i, rank, terms)
   if #groups_text > MOST_GROUPS_BYTES then
     return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
   end
+  local changed = selected.refusal(i)
   for number = 1, count do
     local demand, packed_parts = demand_on(i, number), packed_parts_on(i, number)
     local name = demand[DEMAND.NODE]
@@ -196,6 +199,8 @@ local function reserve(i, rank, terms)
       reason = 'reserved-for-other'
     elseif is_behind and repelling.is_unknown(name, known) then
       reason = 'anti-affinity-unknown'
+    elseif changed then
+      reason = changed
     elseif terms and #repelling.terms_on(name) + #terms[2] > constants.MOST_REPELLING_BYTES then
       reason = too_large('the anti-affinity of pods that are being bound there',
         #repelling.terms_on(name) + #terms[2], constants.MOST_REPELLING_BYTES)
@@ -209,6 +214,7 @@ local function reserve(i, rank, terms)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
       fair.add_demand(namespace, demand, 1)
+      selected.note(i, number == 1, true)
       return nil
     end
     reasons = reasons or {}
@@ -251,7 +257,8 @@ local function refuse_gang(leases_before, refused)
   return answer
 end
 
-return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels, ends)
+return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels, ends,
+    rules_of_pods)
   now, expires_at, pods, counts, bounds, joined, known = at, until_s, for_pods, candidate_counts, ends_of_pieces,
     server.tail, read_version
   numbers, answer, new_repelling = {}, {''}, {}
@@ -259,6 +266,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
   pending = waiting.pending_offers(now, read_pods(ranks))
   is_gone = gone_pods.among(pods)
+  selected.begin(rules_of_pods, known)
 
   local leases_before, refused, reserved_pods = {}, {}, {}
   if gang_needs then
@@ -274,10 +282,13 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     local pod = pods[i]
     if is_gone[pod] then
       numbers[#numbers + 1] = -3
+      selected.note(i, false, false)
     elseif records.leases[pod] then
+      selected.note(i, false, false)
       leases_before[i] = records.leases[pod]
       numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod].value
     elseif records.unreadable.leases[pod] then
+      selected.note(i, false, false)
       refused[i] = {'record-unreadable'}
       if not gang_needs then add_refusal(refused[i], i) end
     else
@@ -286,6 +297,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
       -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
       local reasons = reserve(i, not claim and ranks[i], repels and repels[i])
       if claim then claims.resume(pod, claim, not reasons) end
+      if reasons then selected.note(i, false, false) end
       if not reasons then
         reserved_pods[#reserved_pods + 1] = pod
       elseif gang_needs then
@@ -304,6 +316,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     waiting.remove_waiting(reserved_pods)
     claims.delete_ended()
     for _, pod in ipairs(new_repelling) do repelling.add(unpack(pod)) end
+    selected.write()
     writes.write_changes('reserved')
   end
   answer[1] = encode(numbers)

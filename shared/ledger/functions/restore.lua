@@ -1,17 +1,18 @@
 -- Restore leases found in the cluster, with their slots and fences, unless they would over-commit a
 -- device. Arguments: token ('' while ready); now; seconds by which the rebuild's lock is extended; start
 -- and end of each lease in server.tail; per lease whether only its node's agent knows it: then a device that
--- another node has stays there, and the lease begins now, as its namespace is charged from its beginning. Returns
--- per lease '', or why it was not written.
+-- another node has stays there, and the lease begins now, as its namespace is charged from its beginning; and
+-- records to be written anew, rows of {kind, key, node}, of the ready ledger whose generation is the token: the leases
+-- among them are those given. Returns per lease '', or why it was not written.
 local capacity = require('capacity')
 local constants = require('constants')
-local fair = require('fair')
 local gone_pods = require('gone_pods')
 local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local quota = require('quota')
 local records = require('records')
+local recount = require('recount')
 local server = require('server')
 local tenures = require('tenures')
 local values = require('values')
@@ -61,7 +62,7 @@ local function conflict(of_pod, hearsay)
     if not (resources[i] >= 0 and resources[i] <= constants.MOST_AMOUNT) then return 'resource:' .. resources[i - 1] end
   end
   for booking, device in capacity.each_device(demand) do
-    local uuid, memory, cores, _, _, policy, _, layout = unpack(booking)
+    local uuid, memory, cores, _, _, policy, _, layout, mode = unpack(booking)
     if records.unreadable.devices[uuid] then return 'record-unreadable' end
     if not (memory >= 0 and memory <= constants.MOST_MIB) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
@@ -75,6 +76,7 @@ local function conflict(of_pod, hearsay)
       if device[D.EXCLUSIVE] then return 'in-exclusive-use' end
       if device[D.USED_CORES] >= 100 and policy ~= constants.BEST_EFFORT then return 'in-exclusive-use' end
       if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout then return 'layout' end
+      if device[D.SHARES] > 0 and device[D.MODE] ~= mode then return 'sharing-mode' end
       if capacity.has_group(device, groups_text) then return 'anti-affinity' end
       if not capacity.has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. uuid end
     end
@@ -93,23 +95,16 @@ local function active_since(numbers)
 end
 
 local function restore(of_pod, pod, hearsay)
-  local numbers, demand, request = of_pod.numbers, of_pod.demand, of_pod.request
+  local numbers, demand = of_pod.numbers, of_pod.demand
   local name, state = demand[DEMAND.NODE], numbers[NUMBERS.STATE]
-  local node = records.node_of(name) or records.new_node(name)
+  if not records.node_of(name) then records.new_node(name) end
   for booking in capacity.each_device(demand) do add_device(booking[B.DEVICE], name) end
-  for _, device, slot, fence in capacity.each_share(demand, numbers[NUMBERS.GRANTS]) do
-    if slot >= 0 then capacity.set_slot(device, slot, '1') end
-    device[D.FENCE] = math.max(device[D.FENCE], fence)
-  end
   ledger.version = math.max(ledger.version, numbers[NUMBERS.VERSION])
   numbers[NUMBERS.CREATED_AT] = hearsay and newest_s or math.min(numbers[NUMBERS.CREATED_AT], newest_s)
   if state == constants.ACTIVE then numbers[NUMBERS.ACTIVATED_AT] = hearsay and newest_s or active_since(numbers) end
   lease.update(of_pod)
   records.put_lease(pod, of_pod)
-  fair.add_demand(request[REQUEST.NAMESPACE], demand, 1)
-  capacity.add_demand(demand, lease.resources_of(request), request[REQUEST.GROUPS], 1)
-  local expires_at = state == constants.RESERVED and numbers[NUMBERS.EXPIRES_AT] or 0
-  capacity.index_lease(pod, node, expires_at, request[REQUEST.GANG])
+  recount.add_lease(pod, of_pod, state == constants.RESERVED and numbers[NUMBERS.EXPIRES_AT] or 0)
   if ledger.has_quotas then quota.charge_lease(pod, of_pod) end
   if state ~= constants.RESERVED then values.append(restored_tenures, pod, of_pod.value) end
 end
@@ -141,12 +136,15 @@ local function merge(known, of_pod, pod)
   return ''
 end
 
-return function(token, now, lock_s, bounds, is_hearsay)
+return function(token, now, lock_s, bounds, is_hearsay, damaged)
   restored_tenures = {}
   time = server.time()
   newest_s = math.max(now, time[1] + time[2] / 1e6)
+  if (not ledger.is_ready or #damaged > 0) and ledger.generation ~= token then
+    return redis.error_reply('STALETOKEN')
+  end
+  if #damaged > 0 then recount.without(damaged) end
   if not ledger.is_ready then
-    if ledger.generation ~= token then return redis.error_reply('STALETOKEN') end
     call('HSET', server.prefix .. 'ledger', 'rebuild_lock_until', now + lock_s)
   end
 
@@ -181,6 +179,6 @@ return function(token, now, lock_s, bounds, is_hearsay)
   end
   waiting.remove_waiting(restored_pods)
   tenures.append('restored', restored_tenures)
-  if #records.written_leases > 0 then writes.write_changes('restored') end
+  if #damaged > 0 or #records.written_leases > 0 then writes.write_changes('restored') end
   return encode(answer)
 end

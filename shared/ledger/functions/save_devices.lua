@@ -1,7 +1,5 @@
--- Write all devices of nodes. Arguments: a row for each node: name; devices and served resources (as text);
--- rows of {uuid, MiB, slots, healthy, unit, index, whether it has MIG instances, what is held beyond leases};
--- {uuid, lowest possible fence, ...}; reported_at; 1 if our agent sent the report. A device that is not reported
--- any more keeps its leases and gets no new ones.
+-- Write all devices of nodes. Arguments: a DeviceReportRecord for each node. A device that is not reported any more
+-- keeps its leases and gets no new ones.
 -- Returns false if nothing changed and nothing was refused, or {uuid, node, other node, ...} of devices that
 -- a node reports as healthy, and that stay with another node.
 local capacity = require('capacity')
@@ -13,7 +11,8 @@ local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = layouts.DEVICE, layouts.NODE
+local D, N, R = layouts.DEVICE, layouts.NODE, layouts.REPORTEDDEVICE
+local REPORT = layouts.DEVICEREPORT
 local MAX_LATE_S, RECENT_S = 120, 20
 local time, elsewhere -- of this call: the server's time; {uuid, node, other node, ...}
 
@@ -32,7 +31,7 @@ end
 
 -- Whether the numbers of a reported device can be stored, and counted.
 local function is_storable(row)
-  local uuid, memory, slots, _, unit = unpack(row)
+  local uuid, memory, slots, unit = row[R.UUID], row[R.MEMORY_MIB], row[R.SLOTS], row[R.UNIT_MIB]
   return #uuid > 0 and #uuid <= constants.MOST_NAME_BYTES and memory >= 0 and memory <= constants.MOST_MIB
     and slots >= 0 and slots <= constants.MOST_SLOT and unit >= 1 and unit <= constants.MOST_MIB
 end
@@ -69,9 +68,11 @@ local function save_numa_cpus(name, cpus)
   end
 end
 
-local function save_report(name, devices_text, served, reported_rows, fences, reported_at, by_agent)
+local function save_report(report)
+  local name, devices_text, served = report[REPORT.NODE], report[REPORT.DEVICES], report[REPORT.SERVED]
+  local fences, reported_at, by_agent = report[REPORT.FENCES], report[REPORT.REPORTED_AT], report[REPORT.BY_AGENT]
   local rows = {}
-  for _, row in ipairs(reported_rows) do
+  for _, row in ipairs(report[REPORT.ROWS]) do
     if is_storable(row) then rows[#rows + 1] = row end
   end
   local stored = call('HMGET', server.prefix .. 'facts:' .. name, 'devices', 'served', 'reported_at',
@@ -89,7 +90,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   -- A device on which another node has leases stays with that node, and so does one that it reports, too: any
   -- agent can report any device. So does any device that this node only remembers.
   local uuids_before, is_reported, uuids = records.device_uuids(name), {}, {}
-  for i, row in ipairs(rows) do uuids[i] = row[1] end
+  for i, row in ipairs(rows) do uuids[i] = row[R.UUID] end
   records.fetch('devices', uuids)
   records.fetch('devices', uuids_before)
   records.node_of(name)
@@ -97,18 +98,20 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   uuids = {}
   local is_stored = true
   for _, row in ipairs(rows) do
-    local device = records.device_of(row[1])
+    local uuid, is_healthy = row[R.UUID], row[R.IS_HEALTHY]
+    local device = records.device_of(uuid)
     local is_ours = not device or device[D.NODE] == name
-    if not is_ours and row[4] == 1 then
-      is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])
+    if not is_ours and is_healthy then
+      is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], uuid)
       if not is_ours then
-        values.append(elsewhere, row[1], name, device[D.NODE])
+        values.append(elsewhere, uuid, name, device[D.NODE])
       end
     end
     if is_ours then
-      uuids[#uuids + 1] = row[1]
-      is_reported[row[1]] = true
-      is_stored = is_stored and device and device[D.NODE] == name and (device[D.STATUS] == 0) == (row[4] == 0)
+      uuids[#uuids + 1] = uuid
+      is_reported[uuid] = true
+      is_stored = is_stored and device and device[D.NODE] == name and device[D.MEMORY_MIB] == row[R.MEMORY_MIB]
+        and (device[D.STATUS] ~= 0) == is_healthy
     end
   end
 
@@ -132,14 +135,15 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   save_numa_cpus(name, numa_cpus(devices_text))
 
   local is_excluded = values.set_of(values.readable(stored[4]))
-  local function save_device(uuid, memory, slots, status, unit, index, is_mig, held)
-    local device = records.devices[uuid]
+  local function save_device(row)
+    local uuid, memory, slots, is_mig, held = row[R.UUID], row[R.MEMORY_MIB], row[R.SLOTS], row[R.IS_MIG], row[R.HELD]
+    local device, status = records.devices[uuid], row[R.IS_HEALTHY] and 1 or 0
     if not device then
-      device = records.new_device(uuid, name, unit, 0)
+      device = records.new_device(uuid, name, row[R.UNIT_MIB], 0)
     elseif device[D.NODE] ~= name then
       records.move_device(device, name)
     end
-    if status == 1 and is_excluded[index] then status = 2 end
+    if status == 1 and is_excluded[row[R.INDEX]] then status = 2 end
     if status == 1 and (device[D.STATUS] ~= 1 or memory > device[D.MEMORY_MIB] or slots > device[D.SLOTS]
         or is_mig ~= device[D.IS_MIG]) then
       records.mark_grown(name)
@@ -147,11 +151,11 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
       records.mark_freed(name)
     end
     device[D.MEMORY_MIB], device[D.SLOTS] = memory, slots
-    device[D.STATUS], device[D.UNIT_MIB], device[D.IS_MIG], device[D.HELD] = status, unit, is_mig, held
+    device[D.STATUS], device[D.UNIT_MIB], device[D.IS_MIG], device[D.HELD] = status, row[R.UNIT_MIB], is_mig, held
     records.changed_devices[uuid] = true
   end
   for _, row in ipairs(rows) do
-    if is_reported[row[1]] then save_device(unpack(row)) end
+    if is_reported[row[R.UUID]] then save_device(row) end
   end
   for _, uuid in ipairs(uuids_before) do
     local device = records.devices[uuid]
@@ -181,7 +185,7 @@ return function(...)
   time, elsewhere = server.time(), {}
   local has_changes = false
   for _, row in ipairs({...}) do
-    if save_report(unpack(row)) then has_changes = true end
+    if save_report(row) then has_changes = true end
   end
   if has_changes then writes.write_changes('devices reported') end
   return encode((has_changes or #elsewhere > 0) and elsewhere)

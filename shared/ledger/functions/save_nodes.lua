@@ -1,7 +1,4 @@
--- Write nodes' facts. Arguments: a row for each node: name; facts; the part of them that decides placement,
--- amounts aside (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices;
--- pods with required anti-affinity that kube-scheduler has placed on it; whether its pods may keep pods off other
--- nodes; revision of the node, and of its pods.
+-- Write nodes' facts. Arguments: a NodeFactsRecord for each node.
 -- Returns whether anything changed, and the names of nodes whose resources are more than the ledger stores: they stay
 -- as they were.
 local capacity = require('capacity')
@@ -13,16 +10,17 @@ local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = layouts.DEVICE, layouts.NODE
+local D, F, N = layouts.DEVICE, layouts.NODEFACTS, layouts.NODE
 
-local function save_node(too_large, name, facts, rules, room, excluded, repelling_pods, has_wide_terms, revision,
-    pods_revision)
-  if not records.raise_node_revision(name, revision, pods_revision) then return false end
+local function save_node(too_large, row)
+  local name, facts, rules, room, excluded = row[F.NAME], row[F.FACTS], row[F.RULES], row[F.ROOM],
+    row[F.EXCLUDED_DEVICES]
+  if not records.raise_node_revision(name, row[F.REVISION], row[F.PODS_REVISION]) then return false end
   local node = records.node_of(name)
   if records.unreadable.nodes[name] then return false end
   local stored = call('HMGET', server.prefix .. 'facts:' .. name, 'facts', 'rules', 'devices')
   local is_known = node and node[N.STATUS] == 1
-  local were_reported = repelling.remove(repelling_pods, {[name] = true}, true)
+  local were_reported = repelling.remove(row[F.REPELLING_PODS], {[name] = true}, true)
   if is_known and stored[1] == facts then return were_reported end
 
   local has_new_rules, has_more_room = not is_known or stored[2] ~= rules, false
@@ -50,7 +48,7 @@ local function save_node(too_large, name, facts, rules, room, excluded, repellin
   end
   records.nodes[name] = changed_node
   call('HSET', server.prefix .. 'facts:' .. name, 'facts', facts, 'rules', rules, 'excluded_devices', encode(excluded))
-  if has_wide_terms then
+  if row[F.IS_WIDE] then
     call('SADD', server.prefix .. 'wide-terms', name)
   else
     call('SREM', server.prefix .. 'wide-terms', name)
@@ -77,7 +75,7 @@ end
 return function(...)
   local too_large, has_changes = {}, false
   for _, row in ipairs({...}) do
-    if save_node(too_large, unpack(row)) then has_changes = true end
+    if save_node(too_large, row) then has_changes = true end
   end
   if has_changes then writes.write_changes('node changed') end
   return encode({has_changes, too_large})

@@ -1,9 +1,6 @@
--- Add waiting pods, or remove them. Arguments: {'gone', pods}; {'bound', pods}; or {'wait', rows of {pod,
--- group of its need ('': no freed capacity can help), order, capacity number of the verdict, record, since,
--- gang ('': none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer
--- of its pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for
--- another pod, and is offered to this one after that. {'handed_over', rows}: the same rows with the reason of
--- kube-scheduler, which chooses the nodes of these pods, as a further item.
+-- Add waiting pods, or remove them. Arguments: {'gone', pods}; {'bound', pods}; {'wait', WaitingRowRecords}; or
+-- {'handed_over', WaitingRowRecords} of pods whose nodes kube-scheduler chooses. A verdict of -1: the capacity is
+-- reserved for another pod, and is offered to this one after that.
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
 local gone_pods = require('gone_pods')
@@ -14,7 +11,7 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local W = layouts.WAITING
+local R, W = layouts.WAITINGROW, layouts.WAITING
 
 -- Remove pods that are gone, or bound.
 local function remove(what, pods)
@@ -83,19 +80,24 @@ local function offered_up_to() return call('HGET', server.prefix .. 'ledger', 'o
 -- The reason in a record {pod, refusal}.
 local function reason_of(record) return (values.readable(record, parse_json)[2] or {}).reason end
 
--- Add pods whose node kube-scheduler chooses, and its reasons, which are the last items of the rows. A verdict of the
--- extender stays, with the offers that follow from it.
+local function put(row, verdict, gang, receives_offers)
+  waiting.put_waiting(row[R.POD], row[R.GROUP], row[R.ORDER], verdict, row[R.RECORD], row[R.SINCE], gang,
+    receives_offers, row[R.NAMESPACE])
+end
+
+-- Add pods whose node kube-scheduler chooses, and its reasons. A verdict of the extender stays, with the offers that
+-- follow from it.
 local function hand_over(rows)
   local pods = records.fetch_leases_of(rows)
   local is_gone, before = gone_pods.among(pods), server.call_all('HMGET', 'waiting', pods)
   for i, row in ipairs(rows) do
-    local pod, group, order, _, record, since, _, _, _, namespace, reason = unpack(row)
+    local pod = row[R.POD]
     if not (is_gone[pod] or records.leases[pod]) then
       local known = before[i] and waiting.waiting_of(before[i])
       if not known or known[W.GROUP] == waiting.NO_OFFERS then
-        waiting.put_waiting(pod, group, order, ledger.capacity, record, since, '', false, namespace)
+        put(row, ledger.capacity, '', false)
       end
-      waiting.put_scheduler_reason(pod, reason)
+      waiting.put_scheduler_reason(pod, row[R.SCHEDULER_REASON])
     end
   end
   return encode({{}, {}, {}, {}})
@@ -106,22 +108,21 @@ local function add(rows)
   local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
   local changed, before = {}, server.call_all('HMGET', 'waiting', pods)
   for i, row in ipairs(rows) do
-    local pod, group, order, verdict, record, since, gang, receives_offers, min_members, namespace =
-      unpack(row)
+    local pod, group, verdict, gang = row[R.POD], row[R.GROUP], row[R.VERDICT], row[R.GANG]
     if is_gone[pod] then
       gone[#gone + 1] = pod
     elseif records.leases[pod] then
       with_lease[#with_lease + 1] = pod
     elseif verdict < 0 and may_fit_freed(group, offered_up_to(), false) then
-      waiting.put_waiting(pod, group, order, 0, record, since, gang, true, namespace)
-    elseif verdict < 0 or is_outdated(group, verdict, gang, receives_offers, min_members) then
+      put(row, 0, gang, true)
+    elseif verdict < 0 or is_outdated(group, verdict, gang, row[R.RECEIVES_OFFERS], row[R.MIN_MEMBERS]) then
       stale[#stale + 1] = pod
     else
       -- The placer may not have seen the last change of the reasons yet: the pod is offered again.
       local decided_at = verdict < reasons_changed_at and verdict or ledger.capacity
-      waiting.put_waiting(pod, group, order, decided_at, record, since, gang, receives_offers, namespace)
+      put(row, decided_at, gang, row[R.RECEIVES_OFFERS])
       local known = before[i] and waiting.waiting_of(before[i])
-      if known and reason_of(known[W.RECORD]) ~= reason_of(record) then
+      if known and reason_of(known[W.RECORD]) ~= reason_of(row[R.RECORD]) then
         changed[#changed + 1] = pod
       end
     end

@@ -85,6 +85,7 @@ def demand_of(node: NodeName, shares: Sequence[Share]) -> DemandRecord:
             share.sharing,
             share.slots if share.slotted else 0,
             "",
+            share.mode,
         )
         return DemandRecord(node, (booking,), (1, slots_of_share))
     booked = [_booking(booking, shares) for booking in bookings(shares)]
@@ -107,6 +108,7 @@ def _booking(booking: Booking, shares: Sequence[Share]) -> BookingRecord:
         sharing=booking.sharing,
         most_shares=min((share.slots for share in slotted), default=0),
         layout=booking.layout,
+        mode=booking.mode,
     )
 
 

@@ -8,17 +8,25 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.records import DeviceRecord, NodeRecord, NodeRowRecord
+from shared.ledger.records import (
+    DeviceRecord,
+    DeviceReportRecord,
+    NodeFactsRecord,
+    NodeRecord,
+    NodeRowRecord,
+    ReportedDeviceRecord,
+)
 from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.ledger.rows.unreadable import cut, readable
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, Held
-from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts, NodeRevision
 from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
 from shared.model.requests.host_ports import ports_in_use
+from shared.model.requests.pod_rules import selected_in_use
 
 NO_GROUPS: frozenset[str] = frozenset()
 
@@ -47,6 +55,7 @@ def device_use(device: DeviceRecord) -> DeviceUse:
         exclusive=device.exclusive or device.is_claimed,
         slots_taken=device.slot_map,
         layout=device.layout,
+        mode=device.mode,
         claimed_by=device.is_claimed,
         claimed_until=0 if device.exclusive else device.claimed_until,
         held=_decode_held(device.held) if device.held else None,
@@ -77,12 +86,7 @@ class _Served(msgspec.Struct):
 _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
-def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack all facts, and apart those that decide placement, room, excluded devices, pods.
-
-    The room of a host port is what is in use of it, below 0. Last comes whether pods on the node
-    may keep pods off other nodes.
-    """
+def node_facts_record(facts: NodeFacts, revision: NodeRevision) -> NodeFactsRecord:
     repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
@@ -92,41 +96,54 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
     ]
     for name, amount in ports_in_use(facts.used_by_others).items():
         room += (escaped(name), -_counted(amount))
+    for name, amount in selected_in_use(facts.used_by_others).items():
+        room += (escaped(name), -_counted(amount))
     is_wide = any(term.topology_key != HOSTNAME for term in facts.anti_affinity)
-    return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling, is_wide]
+    return NodeFactsRecord(
+        name=facts.name,
+        facts=text(facts),
+        rules=text(rules),
+        room=tuple(room),
+        excluded_devices=tuple(facts.excluded_devices),
+        repelling_pods=tuple(repelling),
+        is_wide=is_wide,
+        revision=revision.node,
+        pods_revision=revision.pods,
+    )
 
 
 def _counted(amount: int) -> int:
     return min(max(amount, -MOST_AMOUNT), MOST_AMOUNT)
 
 
-def encode_device_report(report: DeviceReported) -> list[object]:
+def device_report_record(report: DeviceReported) -> DeviceReportRecord:
     fences = dict(report.fences)
     for allocation in report.allocations:
         for share in allocation.lease.shares:
             fences[share.device] = max(share.fence, fences.get(share.device, 0))
     devices = [
-        (
-            device.uuid,
-            device.memory_mib,
-            device.slots,
-            int(device.healthy),
-            device.unit_mib,
-            device.index,
-            device.mode is DeviceMode.MIG,
-            text(device.held) if device.held else "",
+        ReportedDeviceRecord(
+            uuid=device.uuid,
+            memory_mib=device.memory_mib,
+            slots=device.slots,
+            is_healthy=device.healthy,
+            unit_mib=device.unit_mib,
+            index=device.index,
+            is_mig=device.mode is DeviceMode.MIG,
+            held=text(device.held) if device.held else "",
         )
         for device in report.devices
     ]
-    return [
-        report.node,
-        text(report.devices),
-        text(_Served(report.served, report.newly_served) if report.newly_served else report.served),
-        devices,
-        [part for item in fences.items() for part in item],
-        report.reported_at,
-        int(not report.other_plugin),
-    ]
+    served = _Served(report.served, report.newly_served) if report.newly_served else report.served
+    return DeviceReportRecord(
+        node=report.node,
+        devices=text(report.devices),
+        served=text(served),
+        rows=tuple(devices),
+        fences=tuple(part for item in fences.items() for part in item),
+        reported_at=report.reported_at,
+        by_agent=int(not report.other_plugin),
+    )
 
 
 def as_node(row: Sequence[Any]) -> NodeRecord:

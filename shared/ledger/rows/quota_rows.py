@@ -13,6 +13,7 @@ from shared.ledger.records import (
     ExcessRecord,
     LimitsRecord,
     QuotaRecord,
+    QuotaRowRecord,
     UsageRecord,
 )
 from shared.ledger.rows.unreadable import readable
@@ -26,8 +27,7 @@ _decode_used = msgspec.msgpack.Decoder(dict[str, UsageRecord] | tuple[()]).decod
 _decode_charges = msgspec.msgpack.Decoder(ChargesRecord).decode
 
 
-def encode_quota(quota: Quota) -> list[object]:
-    """Return the name and the record of a quota, as `quotas.lua` takes them."""
+def quota_row(quota: Quota) -> QuotaRowRecord:
     record = QuotaRecord(
         limits=_limits_record(quota.limits),
         models=tuple((name, _limits_record(limits)) for name, limits in quota.models),
@@ -37,7 +37,7 @@ def encode_quota(quota: Quota) -> list[object]:
         pool_label=quota.pool_label,
         max_run_s=_stored_limit(quota.max_run_s),
     )
-    return [quota.namespace, msgspec.msgpack.encode(record)]
+    return QuotaRowRecord(quota.namespace, record)
 
 
 def as_excess(record: ExcessRecord) -> QuotaExcess:

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.records import WaitingRecord
+from shared.ledger.records import WaitingRecord, WaitingRowRecord
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import text
-from shared.ledger.rows.record_sizes import MOST_WAITING_BYTES, check_size
+from shared.ledger.rows.record_sizes import MOST_SCHEDULER_REASON, MOST_WAITING_BYTES, check_size
 from shared.model.devices.device import MIB
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import WaitingPod
@@ -52,22 +52,23 @@ def rank_of(priority: int) -> str:
     return f"{min(max(rank, 0), _PRIORITIES - 1):010d}"
 
 
-def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
-    """Pack a waiting pod. Raises RequestError if it is too large."""
+def waiting_row(waiting: WaitingPod) -> WaitingRowRecord:
+    """Return a waiting pod as functions take it. Raises RequestError if it is too large."""
     record = text((waiting.queued, waiting.refusal))
     check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
-    return [
-        waiting.queued.pod,
-        _group(waiting),
-        order_of(waiting.queued),
-        waiting.capacity,
-        record,
-        waiting.waiting_since,
-        gang_of(waiting.queued),
-        waiting.receives_offers,
-        waiting.min_members,
-        waiting.queued.namespace,
-    ]
+    return WaitingRowRecord(
+        pod=waiting.queued.pod,
+        group=_group(waiting),
+        order=order_of(waiting.queued),
+        verdict=waiting.capacity,
+        record=record,
+        since=waiting.waiting_since,
+        gang=gang_of(waiting.queued),
+        receives_offers=waiting.receives_offers,
+        min_members=waiting.min_members,
+        namespace=waiting.queued.namespace,
+        scheduler_reason=waiting.scheduler_reason[:MOST_SCHEDULER_REASON],
+    )
 
 
 def gang_of(queued: PodQueued) -> str:

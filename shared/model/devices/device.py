@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, structs
@@ -25,6 +25,17 @@ from shared.model.bounds import (
     ShortText,
 )
 from shared.model.denial import Denial
+from shared.model.devices.enforcers import (
+    HAMI_CORE_ALONE,
+    INSTANCE,
+    LABELS,
+    NO_DEMAND,
+    WHOLE,
+    Holding,
+    MissingEnforcer,
+    Offer,
+    SharingMode,
+)
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import timestamp
 from shared.model.requests.request import GpuRequest, SharingPolicy
@@ -51,11 +62,7 @@ class Isolation(StrEnum):
 
     SHARED = "shared"
     STRICT = "strict"
-    """Only the whole device: the administrator does not rely on HAMi-core."""
-    UNHELD = "unheld"
-    """Whole devices and unlimited shares: HAMi-core cannot be loaded on the node."""
-    UNMEASURED = "unmeasured"
-    """Like `UNHELD`: the driver does not report the device's memory, as where it is the host's."""
+    """Only the whole device: the administrator does not rely on software limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     """Slots, or positions of the layout: the digit `1` for each that is held."""
     layout: ShortText = ""
     """Of the MIG instances among it; or empty."""
+    mode: SharingMode = "hami-core"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +176,9 @@ class Device:
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
     """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
+    offer: Offer = HAMI_CORE_ALONE
+    """What can hold parts of it; whole devices and MIG instances need nothing else."""
+    missing: Annotated[tuple[MissingEnforcer, ...], Meta(max_length=len(LABELS))] = ()
     power_limit_w: Count = 0
     numa_cpus: Count | None = None
     """CPUs of its NUMA node that the kubelet can give exclusively, less those that pods have beyond
@@ -176,6 +187,17 @@ class Device:
     """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
     held: Held | None = None
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
+
+    @property
+    def holds_parts(self) -> bool:
+        """Whether limits of parts of it hold, without a pod's demand for something else."""
+        return self.isolation is Isolation.SHARED and (
+            self.offer.holding(NO_DEMAND, mode="", capped=True) is not None
+        )
+
+    @property
+    def missing_text(self) -> str:
+        return "; ".join(enforcer.reason for enforcer in self.missing)
 
     @property
     def public_fault(self) -> str:
@@ -253,6 +275,8 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slots_taken: str = ""
     """As `Held.slots`."""
     layout: str = ""
+    mode: SharingMode | Literal[""] = ""
+    """Of the device; empty while nothing is on it."""
     claimed_by: bool = False
     """Whether it is reserved for a pod that preempts, or whose start is planned."""
     claimed_until: int = 0
@@ -265,7 +289,8 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         held = self.held
         if held is None:
             return self
-        differ = self.shares > 0 and held.shares > 0 and held.layout != self.layout
+        same = (held.layout, held.mode) == (self.layout, self.mode)
+        differ = self.shares > 0 and held.shares > 0 and not same
         return structs.replace(
             self,
             memory_mib=self.memory_mib + held.memory_mib,
@@ -274,6 +299,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             exclusive=self.exclusive or differ,
             slots_taken=_either(self.slots_taken, held.slots),
             layout=self.layout or held.layout,
+            mode=self.mode or (held.mode if held.shares else ""),
             held=None,
         )
 
@@ -321,15 +347,31 @@ def required_cores_percent(request: GpuRequest) -> int:
     return 100 if request.whole else request.cores_percent
 
 
-UNLIMITED_ONLY = (Isolation.UNHELD, Isolation.UNMEASURED)
-"""A tuple, since enum members hash slowly."""
-
-
-def isolation_allows(request: GpuRequest, device: Device) -> bool:
-    if device.isolation in UNLIMITED_ONLY and request.limited and not request.whole:
-        return False
+def isolation_allows(
+    request: GpuRequest, device: Device, mode: SharingMode | Literal[""] = ""
+) -> bool:
+    """Return whether a share for `request` may be on a device in this mode, and is held there."""
     strict = request.strict or device.isolation is Isolation.STRICT
-    return not strict or request.sharing is SharingPolicy.EXCLUSIVE
+    if strict and request.sharing is not SharingPolicy.EXCLUSIVE:
+        return False
+    return holding_of(request, device, mode) is not None
+
+
+def holding_of(
+    request: GpuRequest, device: Device, mode: SharingMode | Literal[""] = ""
+) -> Holding | None:
+    """Return what would hold a share for `request` on a device in this mode, or None.
+
+    A whole device satisfies any demand but one for MIG: nobody else is on it.
+    """
+    demand = request.held_by
+    if demand.memory == "mig":
+        return INSTANCE if device.mode is DeviceMode.MIG else None
+    if request.whole:
+        return WHOLE
+    return device.offer.holding(
+        demand, mode=mode, capped=request.cores_percent > 0, limited=request.limited
+    )
 
 
 IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
@@ -359,7 +401,7 @@ def device_refusal(
     The checks are in Volcano's order, so that its users find the reason that they expect. `use` is
     by other pods, `own` by earlier containers of the same pod.
     """
-    return _device_reason(request, device) or _with_leftovers(
+    return _device_reason(request, device, use) or _with_leftovers(
         _slots_reason(request, device, use, own)
         or _group_reason(use, anti_affinity_groups)
         or _amount_reason(request, device, use, own, memory_mib)
@@ -375,22 +417,13 @@ def _with_leftovers(refusal: Denial | None, device: Device) -> Denial | None:
     return Denial(refusal.code, f"{refusal.text}; {device.leftover_text}")
 
 
-_NOT_ISOLATED: Mapping[Isolation, str] = {
-    Isolation.UNHELD: "HAMi-core's library is missing or unusable on its node, so that limits "
-    "would not be enforced",
-    Isolation.UNMEASURED: "the driver does not report its memory, as it is the host's: limits "
-    "would not be enforced, and pods get it whole or without a limit, unless the agent's "
-    "--unified-memory-mib says what to share",
-}
-
-
-def _device_reason(request: GpuRequest, device: Device) -> Denial | None:
+def _device_reason(request: GpuRequest, device: Device, use: DeviceUse) -> Denial | None:
     if not device.healthy:
         return Denial("GpuUnhealthy", device.health_text)
     if device.mode is not DeviceMode.HAMI_CORE:
         text = f"it is in {device.mode} mode, and the pod cannot use an instance"
         return Denial("GpuModeMismatch", text)
-    if isolation_allows(request, device):
+    if isolation_allows(request, device, use.mode):
         return None
     part = request.sharing is not SharingPolicy.EXCLUSIVE
     if part and request.strict:
@@ -399,7 +432,22 @@ def _device_reason(request: GpuRequest, device: Device) -> Denial | None:
     if part and device.isolation is Isolation.STRICT:
         text = "its node's isolation is strict: it serves only MIG instances and whole GPUs"
         return Denial("GpuNotShared", text)
-    return Denial("GpuNotIsolated", _NOT_ISOLATED[device.isolation])
+    return _holding_reason(request, device, use.mode)
+
+
+def _holding_reason(request: GpuRequest, device: Device, mode: SharingMode | Literal[""]) -> Denial:
+    """Return why nothing would hold the share: for now, or on this device at all."""
+    demanded = request.held_by != NO_DEMAND
+    if holding_of(request, device) is not None:
+        text = f"its leases share it in mode {mode}, which changes when the last of them ends"
+        return Denial("GpuSharingMode", text)
+    missing = device.missing_text or "limits would not be enforced"
+    if demanded:
+        offered = ", ".join(dict.fromkeys((*device.offer.memory, *device.offer.compute)))
+        text = f"the pod demands {request.held_by}, and it offers {offered or 'none'}"
+        reasons = f": {device.missing_text}" if device.missing else ""
+        return Denial("GpuEnforcerMissing", f"{text}{reasons}")
+    return Denial("GpuNotIsolated", missing)
 
 
 def _slots_reason(

@@ -15,7 +15,7 @@ from shared.model.bounds import (
     Labels,
     Revision,
     ShortText,
-    SignedAmounts,
+    SignedAmount,
 )
 from shared.model.names import Namespace, NodeName, PodUid
 
@@ -117,7 +117,9 @@ class NodeFacts:
     unschedulable: bool = False
     allocatable: Amounts = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
-    used_by_others: SignedAmounts = field(default_factory=dict)
+    used_by_others: Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=2 * MOST_ENTRIES)] = (
+        field(default_factory=dict)
+    )
     """Sum over live pods without a lease, `pods` included."""
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Devices that annotations of the node close to new shares."""

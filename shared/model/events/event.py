@@ -65,6 +65,11 @@ class Event:
         """Whether time has passed since its cause, to which its spans then link."""
         return False
 
+    @property
+    def follows_start(self) -> bool:
+        """Whether its pod may have started long ago: its spans link to those of the start."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):

@@ -112,6 +112,11 @@ class ViolationReason(StrEnum):
     ISOLATION_LOST = "GpuIsolationLost"
     STUCK = "GpuRegionStuck"
     CORES_NOT_LIMITED = "GpuCoresNotLimited"
+    LIMIT_MISSING = "GpuLimitMissing"
+    LIMIT_DIFFERS = "GpuLimitDiffers"
+    LIMIT_CHAIN_BROKEN = "GpuLimitChainBroken"
+    LIMIT_TOO_LATE = "GpuLimitTooLate"
+    LIMIT_REFUSED = "GpuLimitHookRefused"
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Self
 
 from shared.model.bounds import MessageText, Seconds, ShortText
-from shared.model.events.event import Delivery, PodEvent
+from shared.model.events.event import Delivery, Event, PodEvent
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import NodeName
 
@@ -15,6 +15,14 @@ class StartDecision(StrEnum):
     WITHDRAWN = "withdrawn"
     UNKNOWN = "unknown"
     """No end of what it waits for is in sight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlansChanged(Event, subject="plans.changed.v1"):
+    """A plan was stored, or something has ended that one waits for: its next step may be due.
+
+    If it is lost, binders look at the plans half a second later.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

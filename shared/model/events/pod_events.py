@@ -107,6 +107,10 @@ class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WOR
     """`REASON: MESSAGE` of the kubelet that rejected the pod; or empty."""
     trace: TraceText = ""
 
+    @property
+    def follows_start(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged(Event, subject="node.changed.v1", delivery=Delivery.WORK):

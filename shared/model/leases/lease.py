@@ -32,6 +32,12 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
+from shared.model.devices.enforcers import (
+    ComputeEnforcer,
+    MemoryEnforcer,
+    SharingMode,
+    held_text,
+)
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -141,13 +147,19 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: Count = 0
     mig: MigPlacement | None = None
-    """Its position is `slot`; or None if HAMi-core enforces the share."""
+    """Its position is `slot`; or None for a part of a device without instances."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
     share_id: ShortText = ""
     """`shareID` of the claim's allocation result; empty for a pod, and for a device allocated as a
     whole."""
+    memory: MemoryEnforcer = "hami-core"
+    """What holds it to `memory_mib`."""
+    compute: ComputeEnforcer = "hami-core"
+    """What holds it to `cores_percent`; 0 of them are neither limited nor reserved."""
+    mode: SharingMode = "hami-core"
+    """Of its device while it is there."""
 
     @property
     def booked_cores(self) -> int:
@@ -166,6 +178,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
         return self.memory_mib * MIB if requested is None or self.mig else requested
 
     @property
+    def held_text(self) -> str:
+        return held_text(self.memory, self.compute, capped=self.cores_percent > 0)
+
+    @property
     def memory_units(self) -> int:
         return self.memory_mib // self.unit_mib
 
@@ -179,6 +195,7 @@ class Booking:
     slots: int
     sharing: SharingPolicy
     layout: str
+    mode: SharingMode
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +211,8 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     term: Term = NO_TERM
     claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
     """PersistentVolumeClaims that have to be bound before its pod is."""
+    gang_min: Count = 0
+    """How many pods of its gang run, or none: `Gang.min_member`. 0 without a gang."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):
@@ -322,7 +341,14 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
         slots=peak(((int(s.slotted), s.init) for s in shares), 0),
         sharing=_strictest_sharing(shares),
         layout=next((share.mig.layout for share in shares if share.mig), ""),
+        mode=_common_mode(shares),
     )
+
+
+def _common_mode(shares: Iterable[Share]) -> SharingMode:
+    """Return the mode of a pod's shares of a device: a whole device is one for init containers."""
+    modes = (share.mode for share in shares if share.mode != "exclusive")
+    return next(modes, "exclusive")
 
 
 def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:
@@ -360,6 +386,12 @@ class ShareMeasurement:
     processes: Amount = 0
     idle_since: Seconds | None = None
     """Unix seconds of the last kernel or change of memory; None while it is in use."""
+    held_memory_mib: Mib | None = None
+    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    held_cores_percent: Percent | None = None
+    held_difference: LongText = ""
+    """How that differs from the lease; or empty."""
+    read_back_at: Seconds = 0.0
 
     @property
     def key(self) -> ShareKey:

@@ -14,7 +14,7 @@ from shared.model.events.pod_events import PodGated, PodQueued
 from shared.model.leases.lease import Lease, LeaseRequest, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import PodRequest, SharingPolicy
+from shared.model.requests.request import PodRequest, SharingPolicy, Uncounted
 
 
 class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,14 @@ class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     and was reserved for later, no lease is given. None for kube-scheduler, which knows such
     pods."""
     repels: tuple[AntiAffinityTerm, ...] = ()
-    """Required anti-affinity of a pod of kube-scheduler, in force before the watcher reports it."""
+    """The pod's required anti-affinity, in force before the watcher reports it."""
+    selected_as: tuple[str, ...] = ()
+    """Resources as which it is counted for the rules of other pods."""
+    guards: tuple[str, ...] = ()
+    """Those of its own rules: no lease is given if more of them were reserved since
+    `read_version`."""
+    uncounted: Uncounted = ()
+    """Pods that may have a lease which does not count them: then no lease is given."""
 
 
 def reservation_for(
@@ -54,6 +61,7 @@ def reservation_for(
         resources=request.node_resources | numa_cpus,
         anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
+        gang_min=request.gang.min_member if request.gang else 0,
         priority=request.priority,
         memo=request.memo,
         trace=queued.trace,
@@ -63,7 +71,10 @@ def reservation_for(
         if request.claims
         else (),
         read_version=read_version,
-        repels=repels,
+        repels=repels or (request.pod_rules.repels if request.pod_rules else ()),
+        selected_as=request.selected_as,
+        guards=request.guards,
+        uncounted=request.uncounted,
     )
 
 
@@ -191,10 +202,11 @@ class LedgerSnapshot:
 
 class UnreadableRecord(NamedTuple):
     kind: str
-    """`leases`, `devices`, `nodes` or `waiting`."""
+    """The key that has it, such as `leases`, without prefix."""
     key: str
-    """UID of the pod, UUID of the device, or name of the node."""
+    """UID of the pod, UUID of the device, name of the node, quota's namespace; or empty."""
     node: str = ""
+    """Of a lease, device or node."""
 
 
 UNTRIED = "KubeScheduler"
@@ -355,6 +367,7 @@ def counted_use(
                 exclusive=use.exclusive or booking.sharing is SharingPolicy.EXCLUSIVE,
                 slots_taken=_with_slots(use.slots_taken, booking.device, lease),
                 layout=booking.layout or use.layout,
+                mode=booking.mode,
             )
         used = nodes.setdefault(lease.node, {})
         for resource, amount in lease.resources.items():

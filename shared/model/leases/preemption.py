@@ -71,6 +71,13 @@ class Victim:
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
     outcome: EvictionOutcome | None = None
+    claims: tuple[PodUid, ...] = ()
+    """UIDs of its ResourceClaims whose leases end after it; empty: the lease is its own."""
+
+    @property
+    def leases(self) -> tuple[PodUid, ...]:
+        """UIDs of what holds the leases that end."""
+        return self.claims or (self.pod,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +85,12 @@ class Preemption:
     """Leases that end early, for a waiting pod or because of a budget's policy."""
 
     id: str
-    """UID of the preemptor pod, which has one at a time; or `policy:` or `violation:` and the
-    victim's UID."""
+    """UID of the preemptor pod, or name of the gang, which has one at a time; or `policy:` or
+    `violation:` and the victim's UID."""
     victims: tuple[Victim, ...]
-    wanted: Reservation | None = None
+    wanted: tuple[Reservation, ...] = ()
+    """Of the preemptor pod, or of all pods of the gang that start together."""
+    gang: Gang | None = None
     priority: int = 0
     preempts: bool = True
     stage: PreemptionStage = PreemptionStage.OPENED
@@ -96,6 +105,22 @@ class Preemption:
     """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
     by_kube_scheduler: bool = False
     """kube-scheduler chooses the preemptor pod's node, and is offered the devices."""
+
+    @property
+    def pods(self) -> tuple[PodUid, ...]:
+        return tuple(reservation.pod for reservation in self.wanted)
+
+    @property
+    def preemptor_namespace(self) -> Namespace:
+        """Empty if it is for no pod."""
+        return self.wanted[0].namespace if self.wanted else Namespace("")
+
+    @property
+    def preemptor_name(self) -> str:
+        """Of the pod, or `gang NAME`; empty if it is for no pod."""
+        if self.gang is not None:
+            return f"gang {self.gang.name.rpartition('/')[2]}"
+        return self.wanted[0].name if self.wanted else ""
 
     @property
     def left(self) -> tuple[Victim, ...]:
@@ -131,9 +156,10 @@ class EvictionRecord:
     devices: tuple[DeviceUuid, ...]
     outcome: EvictionOutcome
     for_pod: str = ""
-    """UID of the pod that gets the devices; or empty."""
+    """UID of the pod that gets the devices; empty for a gang, or if there is none."""
     for_namespace: str = ""
     for_name: str = ""
+    """Of the pod, or `gang NAME`."""
     event: str = ""
 
 
@@ -142,7 +168,7 @@ class StoredPreemption:
     preemption: Preemption
     version: int
     claimed: bool
-    """Whether the ledger still reserves the devices."""
+    """Whether the ledger still reserves the devices of all its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,3 +254,7 @@ class PreemptionState:
 
     def victims(self) -> frozenset[PodUid]:
         return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)
+
+    def preemptors(self) -> frozenset[PodUid]:
+        """Return the pods for which others are preempted."""
+        return frozenset(pod for read in self.open for pod in read.preemption.pods)

@@ -32,6 +32,14 @@ from shared.model.bounds import (
     ShortText,
     TopologyKeys,
 )
+from shared.model.devices.enforcers import NO_DEMAND, HeldBy
+from shared.model.names import PodUid
+from shared.model.requests.pod_rules import (
+    MOST_SELECTIONS,
+    DomainScores,
+    NodeDomains,
+    PodRules,
+)
 
 ALL_PERCENT = 100
 
@@ -137,7 +145,9 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """The lease must carry `Share.requested_units`."""
     strict: bool = False
     limited: bool = True
-    """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
+    """Its limits must be held, unless it is a whole device (not in gpushare)."""
+    held_by: HeldBy = NO_DEMAND
+    """What has to hold them."""
     exclusive_cpus: Count = 0
     """CPUs that it gets exclusively, where kubelets give any: all containers of its pod limit CPU
     and memory and request no less, and it requests whole CPUs."""
@@ -273,6 +283,22 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
     within: Within = ()
     """Where the pods of its gang are to run; set for a decision only."""
+    domains: tuple[NodeDomains, ...] = ()
+    """Where its rules about other pods let it run; set for a decision only."""
+    scores: tuple[DomainScores, ...] = ()
+    """What its rules about other pods prefer; set for a decision only."""
+
+    @property
+    def is_for_decision(self) -> bool:
+        """Return whether it has what differs from pod to pod, and is looked up by label."""
+        return bool(self.repelled_from or self.within or self.domains or self.scores)
+
+    @property
+    def of_template(self) -> "NodeRequirements":
+        """Return it without what is set for a decision only."""
+        if not self.is_for_decision:
+            return self
+        return msgspec.structs.replace(self, repelled_from=(), within=(), domains=(), scores=())
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -287,6 +313,9 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Labels of nodes: on the nodes of all pods, each must have one value."""
     preferred_topology: TopologyKeys = ()
     """Labels that should have as few values as possible."""
+    one_node_claim: NameText = ""
+    """A claim that several of its pods use, and that one node can mount at a time: that is why
+    `required_topology` has the label with the node's name."""
 
     @property
     def has_topology(self) -> bool:
@@ -313,6 +342,9 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 NO_TERM = Term()
+
+
+Uncounted = Annotated[tuple[tuple[KeyText, PodUid], ...], Meta(max_length=MOST_ENTRIES)]
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -348,15 +380,47 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
     """Its PersistentVolumeClaims, those that are not bound in the order in which volumes are chosen
     for them. No part of `placement_key`: `node_requirements.volumes` has what they require."""
+    pod_rules: PodRules | None = None
+    """Its rules about other pods. No part of `placement_key`: a decision turns them into
+    `node_requirements.domains`."""
+    selected_as: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_SELECTIONS)] = ()
+    """Resources as which it is counted for the rules of other pods, sorted."""
+    uncounted: Uncounted = ()
+    """Pods that may have a lease that does not count them as such a resource, and no node yet."""
     priority: Priority = 0
     term: Term = NO_TERM
     """No part of `placement_key`: it changes when devices are free, not which ones fit."""
 
     @property
     def node_resources(self) -> dict[str, int]:
-        """Return the resources that its lease takes of the node, with its host ports."""
+        """Return the resources that its lease takes of the node.
+
+        With its host ports, and what counts it for the rules of other pods.
+        """
         ports = self.node_requirements.host_ports
-        return {**self.resources, **dict(ports)} if ports else self.resources
+        if not (ports or self.selected_as):
+            return self.resources
+        return {**self.resources, **dict(ports), **dict.fromkeys(self.selected_as, 1)}
+
+    @property
+    def has_required_rules(self) -> bool:
+        """Return whether pods beside it may keep it off nodes by its own rules."""
+        return self.pod_rules is not None and self.pod_rules.is_required
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """Return the resources of which no more may be reserved between decision and lease.
+
+        By more of them, its rules about other pods might not hold any more.
+        """
+        rules = self.pod_rules
+        if rules is None:
+            return ()
+        names = [rule.counted_as for rule in rules.anti_affinity]
+        names += [rule.counted_as for rule in rules.spread if rule.required and rule.counted_as]
+        if rules.affinity is not None and rules.affinity.counted_as in self.selected_as:
+            names.append(rules.affinity.counted_as)
+        return tuple(sorted(set(names)))
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -4,9 +4,19 @@ Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the
 a share has its amounts and the state of its lease: no names, times or usage.
 """
 
+from typing import Literal
+
 import msgspec
 
 from shared.model.devices.device import Hardware, Leftover
+from shared.model.devices.enforcers import (
+    NOTHING_OFFERED,
+    ComputeEnforcer,
+    MemoryEnforcer,
+    MissingEnforcer,
+    Offer,
+    SharingMode,
+)
 from shared.model.leases.lease import MigPlacement, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.views.view import View
@@ -21,6 +31,12 @@ class MeasuredView(View, frozen=True, kw_only=True):
     idle: bool = False
     """Not used for longer than the request's `idle_after_s`."""
     idle_since: float | None = None
+    held_memory_mib: int | None = None
+    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    held_cores_percent: int | None = None
+    held_difference: str = ""
+    """How that differs from the lease; or empty."""
+    read_back_at: float = 0.0
 
 
 class ShareView(View, frozen=True, kw_only=True):
@@ -39,6 +55,10 @@ class ShareView(View, frozen=True, kw_only=True):
     fence: int = 0
     init: bool = False
     share_id: str = ""
+    memory: MemoryEnforcer = "hami-core"
+    compute: ComputeEnforcer = "hami-core"
+    held_text: str = ""
+    """The same in words, such as `memory by the driver, cores not held`."""
     requested_size: ShareSize | None = None
     measured: MeasuredView | None = None
 
@@ -86,6 +106,10 @@ class DeviceView(View, frozen=True, kw_only=True):
     slots: int
     used_shares: int
     fence: int
+    sharing_mode: SharingMode | Literal[""] = ""
+    """Of its leases; empty if there are none."""
+    offer: Offer = NOTHING_OFFERED
+    missing: tuple[MissingEnforcer, ...] = ()
     layout: str
     instances: str
     """Of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""

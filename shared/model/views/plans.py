@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from shared.model.bounds import (
     Index,
     KeyText,
+    Members,
     MessageText,
     Mib,
     Percent,
@@ -46,10 +47,12 @@ class PlannedVictim(View, frozen=True, kw_only=True):
 
 
 class PlanView(View, frozen=True, kw_only=True):
-    """What a pod would get, and which pods would be evicted for it."""
+    """What a pod would get, and which pods would be evicted for it, or for its gang."""
 
     node: NodeName
     shares: tuple[PlannedShare, ...]
+    pods: Members = 1
+    """Pods of its gang that would start together, this one included."""
     victims: tuple[PlannedVictim, ...]
 
 

@@ -27,7 +27,7 @@ class VictimView(View, frozen=True, kw_only=True):
 class PreemptionView(View, frozen=True, kw_only=True):
     id: str
     beneficiary: str
-    """Namespace and name of the pod for which it is; or empty."""
+    """Namespace and name of the pod, or `NAMESPACE/gang NAME`, for which it is; or empty."""
     stage: str
     evict_at: float | None
     victims: tuple[VictimView, ...]

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Literal
 
 from shared.model.devices.device import (
     IDLE_BEFORE,
     Device,
     DeviceMode,
+    holding_of,
     isolation_allows,
     required_cores_percent,
     required_memory_mib,
 )
+from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, SharingMode
 from shared.model.leases.lease import MigPlacement, RequestedUnits, Share
 from shared.model.requests.request import (
     DeviceOrder,
@@ -25,9 +28,14 @@ from shared.placing.mirror.node_mirror import MirroredDevice
 
 
 def share_of(
-    container: GpuRequest, device: Device, memory_mib: int, place: MigPlacement | None = None
+    container: GpuRequest,
+    device: Device,
+    memory_mib: int,
+    place: MigPlacement | None = None,
+    mode: SharingMode | Literal[""] = "",
 ) -> Share:
-    """Return a share that HAMi-core enforces, or a MIG instance, whose cores nothing else uses."""
+    """Return a part of a device in this mode, or a MIG instance, whose cores nothing else uses."""
+    holding = INSTANCE if place is not None else holding_of(container, device, mode) or UNHELD
     requested: RequestedUnits | None = None
     if place is not None:
         requested = _terms(container, required_memory_mib(container, device))
@@ -48,6 +56,9 @@ def share_of(
         sharing=container.sharing if place is None else SharingPolicy.SHARED,
         slots=container.slots,
         mig=place,
+        memory=holding.memory,
+        compute=holding.compute,
+        mode=holding.mode,
         requested_units=requested,
     )
 
@@ -61,8 +72,7 @@ def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
 
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
-"""A container, a device for it, the MiB of its share there, and the MIG instance, or None if
-HAMi-core enforces the share."""
+"""A container, a device for it, the MiB of its share there, and the MIG instance or None."""
 
 
 @dataclass(slots=True)
@@ -118,7 +128,7 @@ def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, Pod
 def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
     return tuple(
         [
-            share_of(container, device.device, memory_mib, instance)
+            share_of(container, device.device, memory_mib, instance, device.mode)
             for container, device, memory_mib, instance in picks
         ]
     )
@@ -172,6 +182,7 @@ def _is_constrained(container: GpuRequest, request: PodRequest) -> bool:
         or bool(request.anti_affinity_groups)
         or container.slots > 0
         or container.strict
+        or container.held_by != NO_DEMAND
     )
 
 
@@ -182,8 +193,8 @@ def _meets_constraints(container: GpuRequest, request: PodRequest, device: Mirro
         return False
     if container.slots and container.slotted and device.shares >= container.slots:
         return False
-    if container.strict or device.isolation_restricted:
-        return isolation_allows(container, device.device)
+    if container.strict or container.held_by != NO_DEMAND or device.isolation_restricted:
+        return isolation_allows(container, device.device, device.mode)
     return True
 
 

@@ -18,6 +18,7 @@ from shared.model.devices.device import (
     model_label,
     numa_cpus_name,
 )
+from shared.model.devices.enforcers import NO_DEMAND
 from shared.model.quantity import peak
 from shared.model.requests.request import (
     DeviceOrder,
@@ -283,6 +284,7 @@ def _has_simple_amounts(container: GpuRequest) -> bool:
         and not container.slots
         and container.sharing not in IDLE_BEFORE
         and not container.strict
+        and container.held_by == NO_DEMAND
     )
 
 
@@ -312,11 +314,14 @@ def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
     """Return the modes of devices that the pod accepts, in the order in which they are tried."""
     if not allows_instances(request):
         return _SHARES_ONLY
-    if any(
+    demands = {container.held_by.memory for container in request.containers}
+    if "mig" in demands or any(
         container.strict and container.sharing is not SharingPolicy.EXCLUSIVE
         for container in request.containers
     ):
         return _INSTANCES_ONLY
+    if demands != {None}:
+        return _SHARES_ONLY
     return _INSTANCES_FIRST if request.prefer_mig else _SHARES_FIRST
 
 

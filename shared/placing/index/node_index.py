@@ -2,17 +2,22 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.node import AntiAffinityTerm
 from shared.model.events.pod_events import PodQueued
-from shared.model.names import Namespace
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import PodRequest, RepelledFrom
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
 from shared.placing.index.fragmentation import Fragmentation
 from shared.placing.index.no_fit import Explanation, NoFit
-from shared.placing.index.node_sets import NodeEligibility, NodeSets
+from shared.placing.index.node_eligibility import NodeEligibility
+from shared.placing.index.node_sets import NodeSets
+from shared.placing.index.pod_counts import PodCounts
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
 from shared.placing.index.threshold_column import NodeSet, store
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
@@ -70,19 +75,39 @@ class AntiAffinityIndex:
         self._mirror = mirror
         self._changes = ChangeReader(mirror.inventory_changes)
         self._domains: Counter[Domain] = Counter()
+        self._tentative: dict[PodUid, tuple[Domain, ...]] = {}
+        """Of pods with a place that the ledger has not granted, or whose facts are not read yet."""
         self._by_node: dict[MirroredNode, frozenset[Domain]] = {}
         self._results: dict[_Key, RepelledFrom] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
         self._catch_up()
-        if not self._domains:
+        if self._tentative:
+            self._drop_tentative()
+        if not (self._domains or self._tentative):
             return request
         key = (event.namespace, tuple(sorted(event.labels.items())))
         repelled = self._results.get(key)
         if repelled is None:
-            repelled = repelled_from(self._domains, event.namespace, event.labels)
+            tentative = chain.from_iterable(self._tentative.values())
+            repelled = repelled_from((*self._domains, *tentative), event.namespace, event.labels)
             store(self._results, key, repelled, CACHED_PODS)
         return with_repelled(request, repelled)
+
+    def add_tentative(self, pod: PodUid, terms: Iterable[AntiAffinityTerm], node: NodeName) -> None:
+        """Count required anti-affinity of a pod whose place the mirror counts as used."""
+        mirrored = self._mirror.nodes.get(node)
+        if mirrored is None:
+            return
+        self._tentative[pod] = tuple(domains(replace(mirrored.facts, anti_affinity=tuple(terms))))
+        self._results.clear()
+
+    def _drop_tentative(self) -> None:
+        dropped = [pod for pod in self._tentative if not self._mirror.is_tentative(pod)]
+        for pod in dropped:
+            del self._tentative[pod]
+        if dropped:
+            self._results.clear()
 
     def _catch_up(self) -> None:
         changed: Iterable[MirroredNode] | None = self._changes.read()
@@ -121,6 +146,7 @@ class NodeIndex:
         self.eligibility = NodeEligibility(mirror)
         self.sets = NodeSets(mirror, self.eligibility)
         self.repelled_pods = AntiAffinityIndex(mirror)
+        self.pod_counts = PodCounts(mirror)
         self.fragmentation = Fragmentation(mirror)
         self.explanations: dict[Hashable, Explanation] = {}
         """The latest explanations of refusals, by `placement_key`."""
@@ -137,6 +163,10 @@ class NodeIndex:
         self._plans: dict[Hashable, RequestPlan] = {}
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
+
+    def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
+        """Return a pod's request with where other pods let it run now."""
+        return self.pod_counts.restricted(self.repelled_pods.restricted(event, request))
 
     def plan(self, request: PodRequest) -> RequestPlan:
         key = (device_key(request), request.node_order)

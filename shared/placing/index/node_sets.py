@@ -12,9 +12,8 @@ needs.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from msgspec import structs
-
 from shared.model.requests.host_ports import HOST_PORT_PARTS, TOO_MANY
+from shared.model.requests.pod_rules import DomainScores, NodeDomains
 from shared.model.requests.request import NodeRequirements, PodRequest, SharingPolicy
 from shared.placing.choice.device_choice import (
     allowed_devices,
@@ -24,6 +23,7 @@ from shared.placing.choice.device_choice import (
     is_simple,
 )
 from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
+from shared.placing.index.node_eligibility import NodeEligibility
 from shared.placing.index.ranked_nodes import ranking_for, request_kind
 from shared.placing.index.threshold_column import (
     NodePositions,
@@ -36,58 +36,15 @@ from shared.placing.index.threshold_column import (
 from shared.placing.mirror.cluster_mirror import ChangeLog, ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
+    DOMAIN_TEXTS,
     NO_PORTS,
     REPELLED,
     NodeFilterFailure,
-    check_node,
     check_served,
     has_no_node_constraints,
     insufficient_resource,
     outside,
-    preference,
 )
-
-CACHED_REQUIREMENTS = 64
-ACCEPTED: tuple[NodeFilterFailure | None, int] = (None, 0)
-
-
-class NodeEligibility:
-    """Caches checks of nodes: pods of one template have equal requirements; facts seldom change."""
-
-    def __init__(self, mirror: ClusterMirror) -> None:
-        self.mirror = mirror
-        self._results: dict[
-            NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
-        ] = {}
-        self._changes = ChangeReader(mirror.inventory_changes)
-
-    def has_preferences(self, requirements: NodeRequirements) -> bool:
-        """Return whether some of the nodes that meet the requirements are preferred to others."""
-        return bool(requirements.preferred) or self.mirror.soft_taint_nodes > 0
-
-    def check(
-        self, requirements: NodeRequirements, node: MirroredNode
-    ) -> tuple[NodeFilterFailure | None, int]:
-        self._catch_up()
-        results = self._results.get(requirements)
-        if results is None:
-            results = store(self._results, requirements, {}, CACHED_REQUIREMENTS)
-        result = results.get(node)
-        if result is None:
-            facts = node.facts
-            result = (check_node(requirements, facts), preference(requirements, facts))
-            results[node] = result = ACCEPTED if result == ACCEPTED else result
-        return result
-
-    def _catch_up(self) -> None:
-        changed = self._changes.read()
-        if changed is None:
-            self._results.clear()
-        elif changed:
-            for results in self._results.values():
-                for node in changed:
-                    results.pop(node, None)
-
 
 Amount = Callable[[MirroredNode], int]
 
@@ -307,14 +264,34 @@ class NodeSets:
             return
         check = self.eligibility.check
         changes = self.mirror.inventory_changes
-        weights = _cached(
-            self._preferences,
-            requirements,
-            lambda: NodeClasses(self.positions, changes, lambda node: check(requirements, node)[1]),
-            CACHED_CLASSES,
-        ).split(nodes)
+        scores = requirements.scores
+        of_template = requirements.of_template
+        weights = {0: nodes}
+        if self.eligibility.has_preferences(of_template):
+            weights = _cached(
+                self._preferences,
+                of_template,
+                lambda: NodeClasses(
+                    self.positions, changes, lambda node: check(of_template, node)[1]
+                ),
+                CACHED_CLASSES,
+            ).split(nodes)
+        for of_label in scores:
+            weights = self._with_scores(weights, of_label)
         for weight in sorted(weights, reverse=True):
             yield weights[weight]
+
+    def _with_scores(
+        self, weights: Mapping[int, NodeSet], of_label: DomainScores
+    ) -> dict[int, NodeSet]:
+        scores = dict(of_label.scores)
+        added = dict[int, NodeSet]()
+        by_label = self.by_labels((of_label.key,))
+        for weight, nodes in weights.items():
+            for values, members in by_label.split(nodes).items():
+                score = 0 if values is None else scores.get(values[0], 0)
+                added[weight + score] = added.get(weight + score, 0) | members
+        return added
 
     def nodes_in(self, nodes: NodeSet) -> Iterator[MirroredNode]:
         members = self.positions.nodes
@@ -374,8 +351,8 @@ class NodeSets:
         requirements = request.node_requirements
         repelled_from = requirements.repelled_from
         within = requirements.within
-        if repelled_from or within:  # which differ from pod to pod, and are looked up by label
-            requirements = structs.replace(requirements, repelled_from=(), within=())
+        domains = requirements.domains
+        requirements = requirements.of_template
         triggers = request.triggers
         changes = self.mirror.inventory_changes
         if self.mirror.restricted_nodes or not has_no_node_constraints(requirements):
@@ -384,6 +361,9 @@ class NodeSets:
                 ("facts", requirements), changes, lambda node: check(requirements, node)[0]
             )
             left = _keep_passing(nodes.split(left), excluded)
+        for item in domains:
+            among = self._in_domains(item, left)
+            left = _keep(left, among, (item.rule, DOMAIN_TEXTS[item.rule]), excluded)
         for key, values in repelled_from:
             repelled = self.by_labels((key,)).among(left, ((value,) for value in values))
             left = _keep(left, left ^ repelled, REPELLED, excluded)
@@ -400,6 +380,14 @@ class NodeSets:
             )
             left = _keep_passing(nodes.split(left), excluded)
         return left
+
+    def _in_domains(self, domains: NodeDomains, nodes: NodeSet) -> NodeSet:
+        """Return those of the nodes that a rule of the pod admits."""
+        by_label = self.by_labels((domains.key,))
+        if domains.values is None:
+            return nodes ^ by_label.among(nodes, (None,))
+        with_values = by_label.among(nodes, ((value,) for value in domains.values))
+        return nodes ^ with_values if domains.excluded else with_values
 
     def _split_by_devices(
         self, request: PodRequest, left: NodeSet, excluded: Excluded

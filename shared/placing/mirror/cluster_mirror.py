@@ -222,6 +222,10 @@ class ClusterMirror:
             reservation.remove()
             self.changes.add(reservation.node)
 
+    def is_tentative(self, pod: PodUid) -> bool:
+        """Return whether a choice for the pod counts that the totals may not contain yet."""
+        return pod in self._reservations
+
     def confirm(self, lease: Lease) -> None:
         """Replace a tentative reservation by its lease, until the totals reach its fences."""
         reservation = self._reservations.get(lease.pod)

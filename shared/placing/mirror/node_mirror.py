@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from shared.model.devices.device import (
     numa_cpus_name,
     without_claim,
 )
+from shared.model.devices.enforcers import NO_DEMAND, SharingMode
 from shared.model.devices.node import NodeFacts
 from shared.model.leases.lease import Lease, Share, bookings
 from shared.model.leases.ledger import LedgerNode
@@ -45,7 +46,7 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TentativeDeviceUse:
-    __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
+    __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "mode", "shares")
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class TentativeDeviceUse:
         shares: int,
         fence: int,
         constraints: SharingConstraints | None,
+        *,
+        mode: SharingMode,
     ) -> None:
         self.memory_mib = memory_mib
         self.cores_percent = cores_percent
@@ -61,6 +64,7 @@ class TentativeDeviceUse:
         self.fence = fence
         """The device's fence once the lease is counted; 0 until the ledger has replied."""
         self.constraints = constraints
+        self.mode = mode
 
 
 def tentative_uses(
@@ -83,7 +87,9 @@ def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
             layout=share.mig.layout if share.mig else "",
             positions=1 << share.mig.position if share.mig else 0,
         )
-    return TentativeDeviceUse(share.memory_mib, cores_percent, 1, share.fence, constraints)
+    return TentativeDeviceUse(
+        share.memory_mib, cores_percent, 1, share.fence, constraints, mode=share.mode
+    )
 
 
 def _summed_uses(
@@ -105,7 +111,12 @@ def _summed_uses(
         yield (
             booking.device,
             TentativeDeviceUse(
-                booking.memory_mib, booking.cores_percent, booking.shares, fence, constraints
+                booking.memory_mib,
+                booking.cores_percent,
+                booking.shares,
+                fence,
+                constraints,
+                mode=booking.mode,
             ),
         )
 
@@ -134,6 +145,7 @@ class MirroredDevice:
         "layout",
         "layout_shapes",
         "ledger_use",
+        "mode",
         "node",
         "shares",
         "slots",
@@ -158,6 +170,8 @@ class MirroredDevice:
         self.exclusive = False
         self.layout = ""
         """MIG layout that live instances pin; empty if none is live."""
+        self.mode: SharingMode | Literal[""] = ""
+        """Of what is on it; empty if nothing is."""
         self.taken_positions = 0
         self.update_device(device)
 
@@ -174,8 +188,8 @@ class MirroredDevice:
         self.largest_instance_mib = largest_instance_mib(self.layout_shapes)
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
-        self.isolation_restricted = device.isolation is not Isolation.SHARED
-        """The device's isolation does not accept every share."""
+        self.isolation_restricted = self._is_restricted()
+        """The device's isolation, or its mode, does not accept every share."""
         self.free_instance_mib = 0
         """MiB of the largest free MIG instance; 0: none is free."""
         self.update_constraints()
@@ -204,13 +218,15 @@ class MirroredDevice:
         return 0 < use.fence <= self.ledger_use.fence
 
     def _sums(self) -> tuple[object, ...]:
-        constraints = self.anti_affinity_groups, self.exclusive, self.layout, self.taken_positions
+        sharing = self.exclusive, self.layout, self.mode, self.taken_positions
+        constraints = self.anti_affinity_groups, sharing
         return self.used_mib, self.used_cores, self.shares, constraints
 
     def sum_up(self) -> None:
         ledger_use = self.ledger_use
         tentative = self.tentative_uses
         self.update_constraints()
+        self._set_mode(ledger_use.mode or (tentative[0].mode if tentative else ""))
         self.add_use(
             ledger_use.memory_mib + sum(use.memory_mib for use in tentative) - self.used_mib,
             ledger_use.cores_percent
@@ -246,6 +262,23 @@ class MirroredDevice:
         if constraints.layout == self.layout:
             self.taken_positions |= constraints.positions
 
+    def _set_mode(self, mode: SharingMode | Literal[""]) -> None:
+        if mode == self.mode:
+            return
+        self.mode = mode
+        restricted = self._is_restricted()
+        if restricted is not self.isolation_restricted:
+            self.isolation_restricted = restricted
+            self.node.restrict_isolation()
+
+    def _is_restricted(self) -> bool:
+        """Return whether shares without a demand are refused, or some of them."""
+        device = self.device
+        if device.isolation is not Isolation.SHARED:
+            return True
+        mode = "" if self.mode in ("exclusive", "mig") else self.mode
+        return device.offer.holding(NO_DEMAND, mode=mode, capped=True) is None
+
     def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
         """Add to what is used; negative amounts are subtracted."""
         node = self.node
@@ -271,6 +304,8 @@ class MirroredDevice:
 
     def add_tentative_use(self, use: TentativeDeviceUse) -> None:
         self.tentative_uses.append(use)
+        if not self.mode:
+            self._set_mode(use.mode)
         if use.constraints is not None:
             self.update_constraints()
         self.add_use(use.memory_mib, use.cores_percent, use.shares)
@@ -278,6 +313,8 @@ class MirroredDevice:
     def remove_tentative_use(self, use: TentativeDeviceUse) -> None:
         if use in self.tentative_uses:
             self.tentative_uses.remove(use)
+            if not (self.tentative_uses or self.ledger_use.mode):
+                self._set_mode("")
             if use.constraints is not None:
                 self.update_constraints()
             self.add_use(-use.memory_mib, -use.cores_percent, -use.shares)
@@ -295,6 +332,7 @@ class MirroredDevice:
                 format_positions(taken) if self.in_mig_mode else self.ledger_use.slots_taken
             ),
             layout=self.layout,
+            mode=self.mode,
             claimed_by=self.ledger_use.claimed_by,
             claimed_until=self.ledger_use.claimed_until,
         )
@@ -354,7 +392,7 @@ class MirroredNode:
     def put_devices(self, devices: Iterable[MirroredDevice]) -> None:
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
         self.has_mig = any(device.in_mig_mode for device in self.devices)
-        self.isolation_restricted = any(device.isolation_restricted for device in self.devices)
+        self.restrict_isolation()
         self.shareable_devices = tuple(
             device
             for device in self.devices
@@ -374,6 +412,9 @@ class MirroredNode:
         """The model of all devices; empty if they differ or there are none."""
         self.linked_sets: dict[object, tuple[int, tuple[int, ...]]] = {}
         """Cache of the best linked sets of devices: see `device_topology`."""
+
+    def restrict_isolation(self) -> None:
+        self.isolation_restricted = any(device.isolation_restricted for device in self.devices)
 
     @property
     def all_sick(self) -> bool:

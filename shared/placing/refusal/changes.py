@@ -11,6 +11,7 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.isolation_words import demanding
 from shared.dialects.pod_requests import amount_changes, strict_request
 from shared.model.devices.device import MIB
 from shared.model.errors import RequestError
@@ -127,6 +128,7 @@ def _read_again(
             return None
         if any(container.strict for container in before.containers):
             parsed = strict_request(parsed)
+        parsed = demanding(parsed, before.containers[0].held_by)
     except RequestError:
         return None
     if any(_part_sharing(container) is IDLE_DEVICE for container in before.containers):

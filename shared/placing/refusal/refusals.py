@@ -14,9 +14,9 @@ from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.leases.lease import will_end_by
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.requests.pod_rules import DomainRule
 from shared.model.requests.request import PodRequest, TopologyScope, VolumeRule
 from shared.placing.advice import RECOVERS, Advice, changes_between
-from shared.placing.anti_affinity import with_repelled
 from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.choice.device_refusals import (
     DeviceRefusals,
@@ -51,6 +51,7 @@ _STAGES = (
     *VolumeRule,
     "NodeUnschedulable",
     "UntoleratedTaint",
+    *DomainRule,
     "ExistingAntiAffinity",
 )
 """Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
@@ -125,6 +126,9 @@ def _advice(
     """Return what lets the pod run: tried on the nearest nodes, and if that fails, on others."""
     if not blocked:
         return Advice(administrator=NO_NODE)
+    rule_hint = RULE_HINTS.get(blocked[0][1].code)
+    if rule_hint is not None:
+        return Advice(soon=rule_hint)
     nearest = [node for node, _ in blocked]
     advice = advise(request, nearest, index) or advise(
         request, list(_others(index, excluded, possible, nearest)), index
@@ -162,7 +166,7 @@ def _others(
 
 def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Advice | None:
     """Return what lets the pod run on one of the nodes, or None if only an administrator can."""
-    eventually = with_repelled(request, ())
+    eventually = _without_rules(request)
     for node in nodes:
         if fits(eventually, _idle(node, index)):
             first = nodes[0]
@@ -178,10 +182,26 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
         changed = changed_to_fit(eventually, _idle(node, index))
         changes = changes_between(eventually, changed) if changed else ()
         if changed is not None and (best is None or len(changes) < len(best.changes)):
-            now = with_repelled(changed, request.node_requirements.repelled_from)
-            ends = not fits(now, node)
+            ends = not fits(_with_rules_of(changed, request), node)
             best = Advice(changes=changes, node=node.name, models=_models_of(node), ends=ends)
     return best
+
+
+def _without_rules(request: PodRequest) -> PodRequest:
+    """Return the request without what other pods forbid, which ends with them."""
+    requirements = request.node_requirements
+    if not (requirements.repelled_from or requirements.domains):
+        return request
+    free = structs.replace(requirements, repelled_from=(), domains=())
+    return structs.replace(request, node_requirements=free)
+
+
+def _with_rules_of(changed: PodRequest, request: PodRequest) -> PodRequest:
+    rules = request.node_requirements
+    requirements = structs.replace(
+        changed.node_requirements, repelled_from=rules.repelled_from, domains=rules.domains
+    )
+    return structs.replace(changed, node_requirements=requirements)
 
 
 def _models_of(node: MirroredNode) -> str:
@@ -311,6 +331,26 @@ def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: 
     return structs.replace(refusal, hint=hint)
 
 
+RULE_HINTS: Mapping[str, str] = {
+    DomainRule.SPREAD_LABEL: (
+        "label nodes with the topologyKey of the pod's topologySpreadConstraints, or name a label "
+        "that they have"
+    ),
+    DomainRule.SPREAD: (
+        "wait until there is room in the domains with the fewest of the pods that its "
+        "topologySpreadConstraints select, or pods elsewhere have ended; or raise maxSkew, or set "
+        "whenUnsatisfiable: ScheduleAnyway"
+    ),
+    DomainRule.AFFINITY: (
+        "start a pod that its required podAffinity selects where nodes have room, or make the "
+        "affinity preferred"
+    ),
+    DomainRule.ANTI_AFFINITY: (
+        "wait until pods that its required podAntiAffinity selects have ended, add a node in "
+        "another domain, or make the anti-affinity preferred"
+    ),
+}
+"""What lets a pod run that no node fits by its own rules about other pods, by code."""
 NAMED_FAULTS = 4
 NAMED_CLAIMS = 4
 _SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
@@ -409,6 +449,14 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
         "namespace is not strict itself"
     ),
     "GpuNotShared": "start the agent of node {node} without --isolation",
+    "GpuEnforcerMissing": (
+        "demand an enforcer that a node offers in the annotation leasehold.dev/isolation "
+        "(`leasehold gpus` lists them), or leave the annotation out"
+    ),
+    "GpuSharingMode": (
+        "wait until the leases of a GPU have ended, or leave out the annotation "
+        "leasehold.dev/isolation"
+    ),
     "GpuNotIsolated": (
         "run `leasehold doctor` on node {node}: its checks of the library report what to do"
     ),

@@ -13,10 +13,8 @@ from tests.support.stack import KUBECTL, Stack, running, vgpu
 from tests.support.waiting import until
 
 ROUNDS = 20
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-NONE = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "none"}}}
-REPELS_NONE = {"podAntiAffinity": {REQUIRED: [NONE]}}
-"""Only kube-scheduler supports it, and it keeps the pod off no node."""
+OF_NODE = {"hostUsers": False, "hostNetwork": True}
+"""Only kube-scheduler supports both, and here they keep the pod off no node."""
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 
@@ -76,13 +74,13 @@ async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(
     await up.kube.create(CLAIMS, claim)
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     trainer = asking("trainer", vgpu(memory=2500), volumes=volumes)
-    trainer["spec"]["affinity"] = REPELS_NONE
+    trainer["spec"] |= OF_NODE
 
     await up.create(trainer)
 
     pod = await up.until("trainer", running)
     assert pod["spec"]["schedulerName"] == "leasehold-full"
-    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "pod-anti-affinity"
+    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "node-features"
     bound = json.loads(await up.kube.read(f"{CLAIMS}/data"))
     selected = bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
     assert selected == pod["spec"]["nodeName"]
@@ -106,10 +104,10 @@ async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: S
 async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(up: Stack) -> None:
     volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
     notebook = asking("notebook", vgpu(memory=500), volumes=volumes)
-    notebook["spec"]["affinity"] = REPELS_NONE
+    notebook["spec"] |= OF_NODE
     await up.create(notebook)
     missing = 'persistentvolumeclaim "home" not found'
-    field = f"spec.affinity.podAntiAffinity.{REQUIRED}[0]"
+    field = "spec.hostUsers"
 
     written = json.dumps(missing)[1:-1]
     listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: written in done.out)

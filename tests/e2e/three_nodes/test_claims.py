@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.dialects.checklist import leases
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
@@ -34,15 +36,18 @@ async def storage_class(up: Stack, name: str, **parameters: str) -> None:
     await up.kube.create(CLASSES, body)
 
 
-async def with_claim(up: Stack, name: str, storage_class_name: str, **annotations: str) -> None:
-    """Create a pod, and a claim of its name."""
-    spec = {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": storage_class_name,
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
-    await up.kube.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
-    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+async def with_claim(
+    up: Stack, name: str, storage_class_name: str = "", *, claim: str = "", **annotations: str
+) -> None:
+    """Create a pod with a claim that exists, or with a new one of its name."""
+    if not claim:
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": storage_class_name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        await up.kube.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim or name}}]
     notes = {key.replace("__", "/"): value for key, value in annotations.items()}
     await up.create(gpu_pod(name, vgpu(memory=1000), annotations=notes, volumes=volumes))
 
@@ -87,6 +92,22 @@ async def test_a_gang_of_eight_gets_a_volume_for_each_pod_where_it_runs(up: Stac
     await delete_claims(up)
 
 
+async def test_pods_of_a_gang_that_share_a_claim_of_one_node_run_on_one_node(up: Stack) -> None:
+    await up.apply(GROUP.replace("minMember: 8", "minMember: 3").replace("train", "sharing"))
+    await storage_class(up, "of-one-node", delay="1")
+    notes = {"scheduling.k8s.io__group-name": "sharing", "hami.io__node-scheduler-policy": "spread"}
+    await with_claim(up, "sharing-0", "of-one-node", **notes)
+
+    for number in (1, 2):
+        await with_claim(up, f"sharing-{number}", claim="sharing-0", **notes)
+    await up.until_all(3)
+
+    [node] = set((await nodes_of_pods(up)).values())
+    assert await nodes_of_volumes(up) == {"sharing-0": node}
+    await up.clear()
+    await delete_claims(up)
+
+
 async def test_pods_run_where_the_provisioner_has_space_left(up: Stack) -> None:
     fails_on = {"fails-on": "node-0,node-1"}
     await storage_class(up, "scarce", **fails_on)
@@ -100,14 +121,15 @@ async def test_pods_run_where_the_provisioner_has_space_left(up: Stack) -> None:
     await delete_claims(up)
 
 
-async def test_kills_of_the_binder_leave_no_pod_without_its_volume(up: Stack) -> None:
-    await storage_class(up, "steady", delay="2")
-    names = [f"steady-{number}" for number in range(PODS)]
+@pytest.mark.parametrize("service", ["binder", "watcher"])
+async def test_kills_leave_no_pod_without_its_volume(up: Stack, service: str) -> None:
+    await storage_class(up, service, delay="2")
+    names = [f"{service}-{number}" for number in range(PODS)]
 
     async with asyncio.TaskGroup() as tasks:
         for name in names:
-            tasks.create_task(with_claim(up, name, "steady"))
-        tasks.create_task(kill_binder(up, times=3))
+            tasks.create_task(with_claim(up, name, service))
+        tasks.create_task(kill(up, service, times=3))
     await up.until_all(PODS, limit_s=240.0)
 
     assert await nodes_of_volumes(up) == await nodes_of_pods(up)
@@ -118,11 +140,11 @@ async def test_kills_of_the_binder_leave_no_pod_without_its_volume(up: Stack) ->
     await delete_claims(up)
 
 
-async def kill_binder(up: Stack, *, times: int) -> None:
-    """Kill the binder while pods start: each time once more of them run."""
+async def kill(up: Stack, service: str, *, times: int) -> None:
+    """Kill a service while pods start: each time once more of them run."""
     for number in range(times):
         await until_running(up, 8 * number)
-        up.kill("binder")
+        up.kill(service)
 
 
 async def until_running(up: Stack, least: int) -> None:

@@ -223,7 +223,7 @@ async def test_a_planner_writes_plans_and_nothing_that_its_limits_are_counted_fr
         )
 
         assert await plans.acquire_leadership("planner", "me", ttl_s=1)
-        assert await plans.open(Preemption(id="waits", victims=(), wanted=wanted))
+        assert await plans.open(Preemption(id="waits", victims=(), wanted=(wanted,)))
         [read] = (await plans.state(now=1.0)).open
         with pytest.raises(PermissionDeniedError, match="denies access"):
             await plans.acquire_leadership("binder", "me", ttl_s=1)

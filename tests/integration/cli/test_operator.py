@@ -18,7 +18,7 @@ from shared.model.findings import Outcome, SkipError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.servers.nats import nats_server
-from tests.support.simcluster.apiserver import api_server
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 
 
@@ -54,8 +54,33 @@ async def test_a_nats_whose_messages_are_too_small_is_warned_of() -> None:
 SETTINGS = {"metadata": {"name": "settings"}, "data": {"LEASEHOLD_LOG_LEVEL": "info"}}
 
 
+OLD_RULES = [
+    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["list"]},
+    {
+        "apiGroups": ["storage.k8s.io"],
+        "resources": ["storageclasses", "csidrivers", "csistoragecapacities"],
+        "verbs": ["list", "watch"],
+    },
+]
+
+
 @pytest.fixture
-async def operator() -> AsyncIterator[KubernetesClient]:
+async def cluster() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as api:
+        yield api
+
+
+@pytest.fixture
+async def admin(cluster: ApiUnderTest) -> AsyncIterator[KubernetesClient]:
+    async with KubernetesClient(load_credentials(cluster.kubeconfig)) as kube:
+        yield kube
+
+
+@pytest.fixture
+async def operator(
+    cluster: ApiUnderTest, admin: KubernetesClient
+) -> AsyncIterator[KubernetesClient]:
     labels = {"app": "x"}
     container = {
         "name": "main",
@@ -66,23 +91,24 @@ async def operator() -> AsyncIterator[KubernetesClient]:
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
     }
-    async with api_server() as api, api.client() as client:
-        await install_rights(api)
+    async with cluster.client() as client:
+        await install_rights(cluster)
         for namespace, kind in (
             (SYSTEM_NAMESPACE, "deployments"),
             (AGENTS_NAMESPACE, "daemonsets"),
         ):
             await created(client, f"/api/v1/namespaces/{namespace}/configmaps", SETTINGS)
             path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
-            await created(client, path, {"metadata": {"name": "extender"}, "spec": spec})
-        async with KubernetesClient(load_credentials(api.kubeconfig)) as admin:
-            ready = {"status": {"readyReplicas": 2}}
-            deployments = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
-            await admin.patch_merge(f"{deployments}/extender/status", ready)
+            for name in ("extender", "watcher"):
+                await created(client, path, {"metadata": {"name": name}, "spec": spec})
+        ready = {"status": {"readyReplicas": 2}}
+        deployments = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
+        await admin.patch_merge(f"{deployments}/extender/status", ready)
         extended = {"metadata": {"name": "a"}, "spec": {"extendedResourceName": "example.org/gpu"}}
         await created(client, "/apis/resource.k8s.io/v1/deviceclasses", extended)
         token = await token_of(client, "operator", "node-a")
-        credentials = ClusterCredentials(server=api.url, ca_pem=api.ca.read_text(), token=token)
+        ca_pem = cluster.ca.read_text()
+        credentials = ClusterCredentials(server=cluster.url, ca_pem=ca_pem, token=token)
         async with KubernetesClient(credentials) as kube:
             yield kube
 
@@ -100,6 +126,26 @@ async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) 
     assert texts["settings"].startswith("there is no NATS address")
     assert texts["workloads"].startswith("api is not installed; binder is not installed")
     assert texts["extender"].startswith("deployment/kube-scheduler does not exist")
+
+
+async def test_rights_to_storage_that_the_watcher_lacks_are_named(
+    operator: KubernetesClient, admin: KubernetesClient
+) -> None:
+    probes = ClusterProbes(ClusterServers(), operator)
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles/leasehold-watcher"
+
+    complete = await run_check(probes.storage_rights())
+    await admin.patch_merge(roles, {"rules": OLD_RULES})
+    lacking = await run_check(probes.storage_rights())
+
+    assert complete.outcome is Outcome.OK
+    assert "all 12 rights" in complete.text
+    assert lacking.outcome is Outcome.FAIL
+    assert lacking.text == (
+        "system:serviceaccount:leasehold-system:watcher may not watch persistentvolumes, "
+        "list csinodes, watch csinodes: pods with PersistentVolumeClaims wait"
+    )
+    assert "helm upgrade" in lacking.fix
 
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

@@ -169,12 +169,17 @@ async def no_quotas() -> Mapping[Namespace, Quota]:
     return {}
 
 
+async def no_isolation() -> Mapping[Namespace, str]:
+    return {}
+
+
 def webhook() -> Webhook:
     return Webhook(
         policy=AdmissionPolicy(),
         default_priority_class=no_class,
         lease_claim=FakeClaimBinders().lease,
         read_quotas=no_quotas,
+        read_isolation=no_isolation,
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         clock=FakeClock(),
         tracing=Tracing("webhook", None),

@@ -101,6 +101,38 @@ async def test_an_operation_moves_a_lease_where_the_table_allows_and_nowhere_els
     assert bool(await assert_sound(leases)) is (after.state in LIVE)
 
 
+async def test_a_reservation_is_kept_until_the_instant_to_which_it_is_extended(
+    leases: RedisLeases,
+) -> None:
+    kept, left = await reserve(
+        leases, reservation("kept", share("a")), reservation("left", share("a"))
+    )
+
+    assert await leases.extend([kept], until=LATER + 10) == [True]
+    assert await leases.extend([kept], until=LATER + 5) == [True]
+    first = await leases.expire(LATER)
+    [stored] = await leases.load([kept.pod])
+    second = await leases.expire(LATER + 11)
+
+    assert [lease.pod for lease in first] == [left.pod]
+    assert stored == structs.replace(kept, expires_at=LATER + 10), "a shorter time changes nothing"
+    assert [lease.pod for lease in second] == [kept.pod]
+    assert not await assert_sound(leases)
+
+
+@pytest.mark.parametrize("state", [state for state in LeaseState if state is not RESERVED])
+async def test_only_a_reservation_is_extended(leases: RedisLeases, state: LeaseState) -> None:
+    before = await lease_in(state, leases)
+    [other] = await reserve(leases, reservation("other", share("a")))
+    moved_on = structs.replace(other, version=other.version + 1)
+
+    kept = await leases.extend([before, moved_on, other], until=LATER + 10)
+
+    assert kept == [False, False, True]
+    [stored] = await leases.load([before.pod])
+    assert stored == (before if state in LIVE else None)
+
+
 @pytest.mark.parametrize(("state", "to"), [pair for pair in PAIRS if {*pair} <= LIVE])
 async def test_a_restored_lease_only_moves_forward_along_the_table(
     leases: RedisLeases, state: LeaseState, to: LeaseState

@@ -145,6 +145,7 @@ async def test_a_change_carries_totals_and_its_cause(leases: RedisLeases) -> Non
             fence=lease.shares[0].fence,
             anti_affinity_groups=frozenset({"red"}),
             slots_taken="1",
+            mode="hami-core",
         )
     }
     assert ended.devices[DeviceUuid("GPU-a-0")].memory_mib == 0

@@ -173,7 +173,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_others_are_read(
 
         reading = await leases.checks.read()
 
-        node = "a" if kind in {"devices", "nodes"} else ""
+        node = "" if kind == "waiting" else "a"
         record = UnreadableRecord(kind, keys[kind], node)
         assert record in reading.unreadable
         assert await leases.checks.close(reading.generation, reading.unreadable)

@@ -45,7 +45,7 @@ def preemption(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemp
     return Preemption(
         id=pod,
         victims=(),
-        wanted=reservation(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu),
+        wanted=(reservation(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu),),
     )
 
 

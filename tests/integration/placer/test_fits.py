@@ -23,6 +23,13 @@ from shared.model.devices.device import (
     required_cores_percent,
     required_memory_mib,
 )
+from shared.model.devices.enforcers import (
+    HAMI_CORE_ALONE,
+    NO_DEMAND,
+    NOTHING_OFFERED,
+    HeldBy,
+    Offer,
+)
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
@@ -34,9 +41,28 @@ from tests.support.effort import tries
 from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, uses
 from tests.support.servers.valkey import ValkeyServer
 
-BEFORE_RESERVING = {"GpuIsolationStrict", "GpuNotShared", "GpuNotIsolated"}
+BEFORE_RESERVING = {
+    "GpuEnforcerMissing",
+    "GpuIsolationStrict",
+    "GpuNotShared",
+    "GpuNotIsolated",
+}
 """A share does not say what isolation it needs: the placer chooses only devices that have it."""
 
+OFFERS = (
+    *4 * [HAMI_CORE_ALONE],
+    NOTHING_OFFERED,
+    Offer(memory=("driver",), compute=()),
+    Offer(memory=("driver", "mps", "hami-core"), compute=("mps", "time", "hami-core")),
+)
+DEMANDS = (
+    *6 * [NO_DEMAND],
+    HeldBy(memory="driver"),
+    HeldBy(memory="hami-core"),
+    HeldBy(compute="time"),
+    HeldBy(memory="mps"),
+    HeldBy(memory="none", compute="none"),
+)
 cards = st.builds(
     lambda **fields: device("a", 0, **fields),
     memory_mib=st.sampled_from([7, 96]),
@@ -44,6 +70,7 @@ cards = st.builds(
     unit_mib=st.sampled_from([1, 1, 3]),
     healthy=st.integers(0, 9).map(lambda one: one != 1),
     isolation=st.sampled_from(6 * [Isolation.SHARED] + list(Isolation)),
+    offer=st.sampled_from(OFFERS),
 )
 pods = st.builds(
     lambda group, **fields: request(
@@ -62,6 +89,7 @@ pods = st.builds(
     sharing=st.sampled_from(3 * [SharingPolicy.SHARED] + list(SharingPolicy)),
     strict=st.integers(0, 9).map(lambda one: one == 1),
     limited=st.booleans(),
+    held_by=st.sampled_from(DEMANDS),
 )
 
 
@@ -84,7 +112,7 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
         for number, pod in enumerate(wanted):
             [container] = pod.containers
             use = (await uses(leases))[card.uuid]
-            share = share_of(container, card, required_memory_mib(container, card))
+            share = share_of(container, card, required_memory_mib(container, card), mode=use.mode)
             tried = reservation(f"p{number}", share, tag="".join(pod.anti_affinity_groups))
             lease = Lease(
                 pod=PodUid(f"p{number}"),

@@ -21,7 +21,14 @@ from shared.model.leases.lease import MigPlacement
 from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.leases.preemption import StoredStart
 from shared.model.names import PodUid
-from shared.model.requests.request import NO_TERM, SharingPolicy, Term
+from shared.model.requests.request import (
+    NO_TERM,
+    ClaimVolume,
+    NodeTerm,
+    PodClaim,
+    SharingPolicy,
+    Term,
+)
 from tests.support.build import dice, gpu, mig_layout, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,
@@ -76,6 +83,29 @@ async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: st
         assert outcomes.count(PlacementRefused) == 64 - 48
         assert len(await assert_sound(leases)) == 48
         await until_mirrored(leases, several)
+
+
+def volume_of(node: str) -> ClaimVolume:
+    term = NodeTerm(key="metadata.name", operator="In", values=(node,), field=True)
+    return ClaimVolume(name=f"disk-of-{node}", terms=((term,),))
+
+
+async def test_a_lease_keeps_only_the_volumes_that_its_candidates_reach(url: str) -> None:
+    nodes = [f"n{number}" for number in range(9)]
+    claim = PodClaim(name="data", volumes=tuple(map(volume_of, nodes)), provisions=True)
+    anywhere = ClaimVolume(name="of-all-nodes")
+    shared = PodClaim(name="shared", volumes=(anywhere,))
+    wanted = structs.replace(SHARE, claims=(claim, shared))
+    async with ledger(url, dict.fromkeys(nodes, 1)) as leases, placers(leases, 1) as [placer]:
+        await placer.place_pods([pod_queued("uid", wanted)])
+
+        [lease] = await assert_sound(leases)
+
+    kept, of_all = lease.claims
+    assert volume_of(lease.node) in kept.volumes
+    assert 1 <= len(kept.volumes) <= 3
+    assert kept == structs.replace(claim, volumes=kept.volumes)
+    assert of_all == shared
 
 
 CPUS_OF_NUMA = [numa_cpus_name(0), numa_cpus_name(1)]

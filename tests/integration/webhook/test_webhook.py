@@ -272,11 +272,16 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
 ) -> None:
     port = {"name": "c", "image": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}
     spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    disk = {
+        "name": "data",
+        "iscsi": {"targetPortal": "10.0.0.1", "iqn": "iqn.2001-04.x:y", "lun": 0},
+    }
     bodies = {
         "plain": pod("plain"),
         "gpu": pod("gpu", VGPU),
         "host-port": {"metadata": {"name": "host-port"}, "spec": {"containers": [port]}},
         "spread": pod("spread", topologySpreadConstraints=[spread]),
+        "disk": pod("disk", volumes=[disk]),
         "own-scheduler": pod("own-scheduler", schedulerName="mine"),
     }
 
@@ -295,7 +300,8 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
         "plain": "leasehold",
         "gpu": "leasehold",
         "host-port": "leasehold",
-        "spread": "default-scheduler",
+        "spread": "leasehold",
+        "disk": "default-scheduler",
         "own-scheduler": "mine",
     }
     assert unreviewed == 201, "the webhook fails open for these pods"

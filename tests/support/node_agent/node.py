@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.kubelet.pods import (
     ClaimHolding,
     Holding,
@@ -96,7 +97,7 @@ def entry_of(
 def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
     """Return a node whose leases are synced; what is not given must not be used."""
     name = NodeName(NODE)
-    facts = {
+    facts: dict[str, Any] = {
         "name": name,
         "kubernetes": None,
         "kubelet": kubelet,
@@ -107,4 +108,6 @@ def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
         "cdi": None,
         "metrics": None,
     }
+    files: Any = parts.get("files")
+    facts["enforcers"] = enforcer_table(files)
     return Node(**(facts | parts))

@@ -26,7 +26,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.events.event import Event
 from shared.model.events.node_events import ViolationFound
-from shared.model.events.plan_events import StartReported, ViolationConfirmed
+from shared.model.events.plan_events import PlansChanged, StartReported, ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import Lease
@@ -40,7 +40,7 @@ from shared.model.leases.preemption import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import NO_TERM, GpuRequest, PodRequest, Term
+from shared.model.requests.request import NO_TERM, Gang, GpuRequest, PodRequest, Term
 from shared.runtime.leadership import Leadership
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
@@ -150,6 +150,8 @@ class Replicas:
     async def _receive(self, events: Sequence[Event]) -> None:
         """Hand the planner's events over to the binder."""
         await self.starts.show_starts([e for e in events if isinstance(e, StartReported)])
+        if changes := [event for event in events if isinstance(event, PlansChanged)]:
+            await self.preemptions.note_changes(changes)
 
     @property
     def steps_s(self) -> tuple[float, float]:
@@ -203,6 +205,7 @@ class Scene:
         grace_s: int = 30,
         cpu: int = 100,
         term: Term = NO_TERM,
+        gang: Gang | None = None,
     ) -> Lease:
         """A ready pod of node `a` with its lease."""
         references = [
@@ -224,7 +227,7 @@ class Scene:
         uid = PodUid(made["metadata"]["uid"])
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
         lease = await self.reserve(
-            uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term
+            uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term, gang=gang
         )
         assert isinstance(lease, ReservedLease), lease
         await self.ledger.bind([lease.lease])
@@ -246,6 +249,7 @@ class Scene:
         age_s: float = 0.0,
         cpu: int = 100,
         term: Term = NO_TERM,
+        gang: Gang | None = None,
     ) -> Any:
         reservation = Reservation(
             pod=PodUid(uid),
@@ -254,6 +258,8 @@ class Scene:
             candidates=(place,),
             resources={"cpu": cpu, "pods": 1},
             term=term,
+            gang=gang.name if gang else "",
+            gang_min=gang.min_member if gang else 0,
         )
         [outcome] = await self.ledger.reserve(
             [reservation], now=self.clock.now() - age_s, ttl_s=1e6

@@ -31,6 +31,10 @@ async def no_quotas() -> Mapping[Namespace, Quota]:
     return {}
 
 
+async def no_isolation() -> Mapping[Namespace, str]:
+    return {}
+
+
 async def no_lease(_: ClaimLeaseRequest) -> ClaimLeaseReply:
     raise UnavailableError("there is no binder")
 
@@ -45,6 +49,7 @@ async def serve(directory: Path) -> None:
         default_priority_class=nothing,
         lease_claim=no_lease,
         read_quotas=no_quotas,
+        read_isolation=no_isolation,
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=Tracing("webhook", None),

@@ -13,7 +13,12 @@ import aiohttp
 from services.webhook.pod_admission import AdmissionPolicy
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
-from services.webhook.wiring import RegistrationWriter, default_priority_class, read_quotas
+from services.webhook.wiring import (
+    RegistrationWriter,
+    default_priority_class,
+    read_isolation,
+    read_quotas,
+)
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
 from shared.kubernetes.client import KubernetesClient
@@ -88,6 +93,7 @@ async def replica(
         default_priority_class=partial(default_priority_class, kube),
         lease_claim=binders.lease,
         read_quotas=partial(read_quotas, kube, file={}),
+        read_isolation=partial(read_isolation, kube),
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),

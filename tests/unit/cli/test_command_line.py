@@ -412,4 +412,4 @@ def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixt
     edges = json.loads(capsys.readouterr().out)["edges"]
     assert set(edges[0]) == {"publisher", "event", "delivery", "consumer"}
     assert code_of("topology", "-o", "yaml") == 0
-    assert yaml.safe_load(capsys.readouterr().out) == {"edges": edges}
+    assert yaml.safe_load(capsys.readouterr().out)["edges"] == edges

@@ -157,6 +157,8 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (cluster_checks.versions({}), FAIL, "no component"),
     (cluster_checks.rights([], 5), OK, "5 rights"),
     (cluster_checks.rights(["patch pods"], 5), FAIL, "patch pods"),
+    (cluster_checks.storage_rights("watcher", [], 12), OK, "12 rights"),
+    (cluster_checks.storage_rights("w", ["list csinodes"], 12), FAIL, "w may not list csinodes"),
     (
         cluster_checks.extender({"extender": 2, "kube-scheduler": 1}, **VERSIONS),
         OK,

@@ -18,9 +18,10 @@ from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState, ShareMeasurement
 from shared.model.leases.ledger import NodeTotals, WaitingPod
-from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, PodUid
+from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest, Term
+from shared.model.views.gpus import NodeDevices
 from shared.model.views.pods import ReasonCount, TraceView
 from shared.placing.advice import RECOVERS
 from tests.support.snapshots import (
@@ -39,7 +40,7 @@ from tests.support.snapshots import (
 )
 
 
-def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> None:
+def test_explain_of_a_running_pod_says_in_few_lines_what_its_user_wants() -> None:
     bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
     term = Term(max_run_s=3600, grace_s=45)
     ending = structs.replace(LEASE, term=term, activated_at=900.0)
@@ -55,6 +56,7 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
         "GPU         2 of node node-0, Tesla T4",
         "share       3000 of 15000 MiB, 30 % of its cores",
         "uses        1200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "held        memory by HAMi-core, cores by HAMi-core",
         "since       1970-01-01T00:14:40Z, 2m ago",
         "idle        for 10m, since 1970-01-01T00:06:40Z: its pod holds it without using it",
         "until       its pod ends",
@@ -109,14 +111,16 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     def lines(*measured: ShareMeasurement) -> tuple[str, ...]:
         return explained(POD, cluster_of(node, measured=measured)).lines
 
-    assert lines(*busy)[:7] == (
+    assert lines(*busy)[:9] == (
         "3 GPUs      0, 1, 2 of node node-0, Tesla T4",
         "share       each the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
         "uses        600 MiB and 50% of their cores; 1 of them idle",
         "least used  GPU 1: 200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "held        memory by HAMi-core, cores by HAMi-core",
         "GPU         5 of node node-0, Tesla T4, UNHEALTHY: Xid 79",
         "share       the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
         "uses        600 MiB and 50% of its cores, processes: 2",
+        "held        memory by HAMi-core, cores by HAMi-core",
     )
     assert "uses        400 MiB and 75% of their cores; 0 of them idle, 1 not measured" in lines(
         busy[0], busy[2]
@@ -153,10 +157,41 @@ def test_explain_shows_what_the_placement_policy_weighed() -> None:
     weighed = structs.replace(LEASE, weighed="policy fragmentation compared 2 nodes: 0.47 on n1")
     node = replace(NODE, leases=(weighed,))
 
-    lines = explained(POD, cluster_of(node)).details
+    lines = explained(POD, cluster_of(node)).lines
 
     assert "chosen      policy fragmentation compared 2 nodes: 0.47 on n1" in lines
-    assert not any(line.startswith("chosen") for line in explained(POD, HELD).details)
+    assert not any(line.startswith("chosen") for line in explained(POD, HELD).lines)
+
+
+def test_explain_says_which_other_nodes_have_room_and_what_the_others_lack() -> None:
+    view = cluster_of(NODE).pod(POD.pod, TraceView(trace=""))
+    [own] = cluster_of(NODE).gpus().nodes
+    [device] = own.devices
+    empty = structs.replace(device, used_memory_mib=0, used_cores_percent=0, used_shares=0)
+
+    def node(name: str, *changes: dict[str, Any], **facts: Any) -> NodeDevices:
+        devices = tuple(structs.replace(empty, **change) for change in changes)
+        return structs.replace(own, node=NodeName(name), devices=devices, **facts)
+
+    nodes = [
+        own,
+        node("room", {"used_memory_mib": 14_000}, {}),
+        node("full", {"used_memory_mib": 14_000}, {"used_memory_mib": 15_000, "index": 3}),
+        node("busy", {"used_cores_percent": 80}),
+        node("shut", {}, cordoned="it is cordoned"),
+        node("sick", {"healthy": False}),
+    ]
+
+    lines = explanation_of(POD, view, OURS, nodes=nodes).lines
+
+    assert lines[-6:] == (
+        "others      1 of 5 have room for 1 GPU with 3000 MiB and 30 % of the cores now",
+        "            room: room",
+        "            full: GPU 2 has 1000 of 3000 MiB free",
+        "            busy: GPU 2 has 20 of 30 % of its cores free",
+        "            shut: it gets no pods: it is cordoned",
+        "            nodes without room that are not listed: 1",
+    )
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:

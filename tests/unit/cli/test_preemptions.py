@@ -24,10 +24,13 @@ from tests.unit.planner.test_rules import ANNOUNCED, EVICTED, NOW, eviction, vic
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
-    lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, used_gpu_s=12.5
+    lease=lease("v", "n", share("n"), namespace="a"),
+    victims=(victim(),),
+    tier=TIER,
+    used_gpu_s=12.5,
 )
 PLACE = Placement(node=NodeName("n"), shares=(share("n", mib=8_000),))
-PLAN = PreemptionPlan(placement=PLACE, victims=(CHOSEN,))
+PLAN = PreemptionPlan(placements=(PLACE,), victims=(CHOSEN,))
 
 
 def shown_of(*opened: Preemption, evictions: tuple[EvictionRecord, ...] = ()) -> PreemptionsView:

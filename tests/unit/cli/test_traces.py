@@ -60,7 +60,7 @@ def test_a_pod_has_the_trace_of_its_claim(tmp_path: Path) -> None:
     about = {
         "k8s.namespace.name": "team",
         "k8s.pod.name": "gpu",
-        "k8s.pod.uid": "uid-of-the-claim",
+        "leasehold.claim.uid": "uid-of-the-claim",
         "leasehold.claim.name": "gpu",
         "leasehold.claim.pods": ["first", "second"],
     }

@@ -1,12 +1,17 @@
 """Strict isolation: what is parsed, refused and placed; and nodes without shares."""
 
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.library import NodeLibrary
 from shared.dialects.dialect import Rules
 from shared.model.devices.device import DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, NodeName
 from shared.model.requests.placement import Placement
@@ -23,7 +28,7 @@ PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
 ALL = {"volcano.sh/vgpu-number": 1}
 LAYOUT = MigLayout(name="g", profiles=(MigProfile(name="1g.5gb", memory_mib=5120, count=7),))
 STRICT = device("GPU-s", 0, isolation=Isolation.STRICT)
-UNHELD = device("GPU-u", 0, isolation=Isolation.UNHELD)
+UNHELD = device("GPU-u", 0, offer=NOTHING_OFFERED)
 SHARED = device("GPU-h", 0)
 MIG = device("GPU-m", 1, memory_mib=40960, mode=DeviceMode.MIG, layouts=(LAYOUT,))
 
@@ -88,7 +93,7 @@ def test_whole_gpus_are_not_changed(limits: dict[str, int]) -> None:
     [
         *((limits, NOTES, r"requests a part of a GPU.*request whole") for limits in NO_INSTANCES),
         (PART, {**NOTES, "volcano.sh/vgpu-mode": "hami-core"}, r"part of a GPU.*request whole"),
-        (PART, {ISOLATION: "none"}, r"leasehold\.dev/isolation must be strict.*'none'"),
+        (PART, {ISOLATION: "off"}, r"leasehold\.dev/isolation is 'off': write strict, or one of"),
     ],
 )
 def test_a_part_that_cannot_be_an_instance_is_refused_with_what_to_do(
@@ -145,13 +150,19 @@ def test_a_strict_part_without_instances_is_refused_for_good() -> None:
     assert refusal.permanent
 
 
-async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> None:
+async def test_an_agent_reports_what_its_operator_and_its_library_allow(tmp_path: Path) -> None:
     gpus = await SimulatedGpus(NodeName("n"), "1xT4").discover()
     strict = SharingConfig(isolation=Isolation.STRICT)
+    library = NodeLibrary(tmp_path / "library", None)
+    enforcers = enforcer_table(ContainerFiles(PurePosixPath(tmp_path), library))
 
-    assert devices_of(gpus, strict)[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, strict.without_isolation())[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, SharingConfig().without_isolation())[0].isolation is Isolation.UNHELD
+    usable = enforcers.offered(devices_of(gpus, strict), gpus, strict)[0]
+    library.unusable_reason = "it does not exist"
+    unusable = enforcers.offered(devices_of(gpus, strict), gpus, strict)[0]
+
+    assert (usable.isolation, usable.offer) == (Isolation.STRICT, HAMI_CORE_ALONE)
+    assert (unusable.isolation, unusable.offer) == (Isolation.STRICT, NOTHING_OFFERED)
+    assert "HAMi-core's library is missing" in unusable.missing_text
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:
@@ -168,4 +179,4 @@ def test_the_webhook_admits_strict_isolation_and_denies_what_cannot_be_placed() 
     assert admitted(share, {}) == (True, "")
     assert "isolation is strict" in admitted(share, NOTES)[1]
     assert "isolation is strict" in admitted(share, {}, rules=strict)[1]
-    assert "must be strict" in admitted(part, {ISOLATION: "off"})[1]
+    assert "write strict, or one of" in admitted(part, {ISOLATION: "off"})[1]

@@ -22,9 +22,9 @@ from shared.ledger.rows.lease_rows import (
 )
 from shared.ledger.rows.waiting_rows import (
     as_waiting_pod,
-    encode_waiting_pod,
     group_of,
     order_of,
+    waiting_row,
 )
 from shared.model.budgets.budget import BudgetWindow
 from shared.model.leases.lease import ClaimAllocation, LeaseState, MigPlacement
@@ -56,7 +56,13 @@ def test_one_share_takes_one_slot() -> None:
 
 
 def _booking(gpu: int, mib: int, **more: Any) -> BookingRecord:
-    known: dict[str, Any] = {"cores_percent": 0, "shares": 1, "slots": 1, "layout": ""}
+    known: dict[str, Any] = {
+        "cores_percent": 0,
+        "shares": 1,
+        "slots": 1,
+        "layout": "",
+        "mode": "hami-core",
+    }
     return BookingRecord(
         device=uuid("a", gpu),
         memory_mib=mib,
@@ -191,12 +197,12 @@ def test_pods_are_sorted_by_priority_and_age() -> None:
 def test_a_waiting_pod_is_read_as_it_was_written() -> None:
     waiting = replace(verdict(queued("p"), 7), waiting_since=NOW)
 
-    pod, group, order, verdict_number, record, since, gang, *_ = encode_waiting_pod(waiting)
+    row = waiting_row(waiting)
 
-    stored = [group, order, verdict_number, since, record, gang, group, "default", ""]
-    assert (pod, as_waiting_pod(stored)) == ("p", waiting)
+    amounts = (row.group, row.order, row.verdict, row.since, row.record, row.gang, row.group)
+    assert (row.pod, as_waiting_pod([*amounts, "default", ""])) == ("p", waiting)
     permanent = replace(waiting, refusal=structs.replace(waiting.refusal, permanent=True))
-    assert encode_waiting_pod(permanent)[1] == ""
+    assert waiting_row(permanent).group == ""
 
 
 @pytest.mark.parametrize(

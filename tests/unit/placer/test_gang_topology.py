@@ -18,6 +18,7 @@ from tests.support.placer.placing import index_of
 
 RACK = "example.com/rack"
 ZONE = "example.com/zone"
+HOSTNAME = "kubernetes.io/hostname"
 MIB = 10_000
 IN_RACK = Gang(name="default/g", min_member=8, required_topology=(RACK,))
 NEAR = Gang(name="default/g", min_member=8, preferred_topology=(RACK,))
@@ -123,6 +124,30 @@ def test_a_gang_larger_than_every_rack_is_not_advised_to_wait() -> None:
         "example.com/rack would fit: "
     )
     assert refusal.domains == (DomainRoom(domain="r1", room=5), DomainRoom(domain="r2", room=4))
+
+
+def test_a_gang_with_a_claim_of_one_node_reads_which_claim_it_is() -> None:
+    on_one = structs.replace(IN_RACK, required_topology=(HOSTNAME,), one_node_claim="data")
+    nodes = [
+        ledger_node(name, *devices(gpus, name, memory_mib=MIB), labels={HOSTNAME: name})
+        for name, gpus in (("n1", 6), ("n2", 4))
+    ]
+    free = structs.replace(IN_RACK, required_topology=())
+    mixed = [member("other", free), *members(7, on_one)]
+
+    decided = decide_gang(mixed, 8, context_of(*nodes))
+    fits = decide_gang([member("other", free), *members(6, on_one)], 7, context_of(*nodes))
+
+    assert decided.refusal is not None
+    refusal = gang_does_not_fit(free, live=0, decision=decided, refusal=decided.refusal)
+    assert refusal.reason.startswith(
+        "gang default/g needs 8 pods at once, all with the same kubernetes.io/hostname, as one "
+        "node at a time can mount their claim data; "
+    )
+    assert "use a claim with ReadWriteMany, or one for each pod" in refusal.hint
+    nodes_of = {str(event.pod): candidates[0].node for event, candidates in fits.chosen}
+    assert {nodes_of.pop("other"), *nodes_of.values()} == {"n1", "n2"}
+    assert set(nodes_of.values()) == {"n1"}
 
 
 def test_nodes_without_the_label_are_in_no_domain() -> None:

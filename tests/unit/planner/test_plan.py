@@ -18,15 +18,8 @@ from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.leases.preemption import PreemptionCause
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.room import (
-    MAX_TRIALS,
-    ClusterTrials,
-    Cost,
-    EndableLease,
-    RoomSearch,
-    cost_of,
-    without,
-)
+from shared.placing.endable_leases import Cost, EndableLease, cost_of
+from shared.placing.room import MAX_TRIALS, ClusterTrials, RoomSearch, without
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from tests.support.effort import tries
 from tests.support.placer.ledger import device, facts, share
@@ -78,7 +71,7 @@ def candidate(
     }
     return VictimCandidate(
         lease=of,
-        victim=preempted(of, pod, cause, None),
+        victims=(preempted(of, pod, cause, None),),
         tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
         used_gpu_s=used_gpu_s,
     )
@@ -144,7 +137,7 @@ def test_cpus_of_the_gpus_numa_node_are_freed_and_claimed() -> None:
 
     assert assert_victims(found) == ["p1"]
     assert isinstance(found, PreemptionPlan)
-    assert found.placement.numa_cpus == {name: 3}
+    assert found.placed[0].numa_cpus == {name: 3}
 
 
 def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
@@ -317,7 +310,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     assert isinstance(found, PreemptionPlan)
     victims = [victim.lease for victim in found.victims]
     assert inputs.limits.allow(victims)
-    after = without(nodes[found.placement.node], {lease.pod for lease in victims})
-    assert fit_on_node(request, after.node) == found.placement.shares
+    after = without(nodes[found.placed[0].node], {lease.pod for lease in victims})
+    assert fit_on_node(request, after.node) == found.placed[0].shares
     assert cost(found.victims) == best
     assert plan(request, inputs) == found

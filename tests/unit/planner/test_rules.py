@@ -163,7 +163,7 @@ WANTED = Reservation(pod=PodUid("p"), namespace=B, name="p", candidates=())
 ANNOUNCED = Preemption(
     id="p",
     victims=(victim(),),
-    wanted=WANTED,
+    wanted=(WANTED,),
     stage=PreemptionStage.ANNOUNCED,
     evict_at=NOW + 30,
     expires_at=NOW + 90,
@@ -175,10 +175,11 @@ EVICTED = replace(
     evict_at=NOW,
 )
 PENDING = verdict(queued("p"), capacity=0)
-WAITING = ObservedPreemption(waiting=PENDING, lease=None, leased_victims={PodUid("v")})
+WAITING = ObservedPreemption(waiting=[PENDING], leases=[], leased_victims={PodUid("v")})
 ENDED = replace(WAITING, leased_victims=())
-RESERVED = replace(WAITING, waiting=None, lease=lease("p"))
-BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
+MISSING = replace(WAITING, waiting=[])
+RESERVED = replace(MISSING, leases=[lease("p")])
+BOUND = replace(RESERVED, leases=[lease("p", state=LeaseState.BOUND)])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,9 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
         (ANNOUNCED, WAITING, 29, Step.WAIT),
         (ANNOUNCED, WAITING, 30, Step.EVICT),
         (ANNOUNCED, WAITING, 90, Step.CANCEL),
-        (ANNOUNCED, replace(WAITING, waiting=None), 0, Step.CANCEL),
+        (ANNOUNCED, replace(MISSING, gone={PodUid("p")}), 0, Step.CANCEL),
+        (ANNOUNCED, MISSING, 30, Step.WAIT),
+        (EVICTED, replace(MISSING, leased_victims=()), 1, Step.WAIT),
         (ANNOUNCED, RESERVED, 0, Step.CANCEL),
         (ANNOUNCED, BOUND, 0, Step.CANCEL),
         (EVICTED, WAITING, 1, Step.WAIT),

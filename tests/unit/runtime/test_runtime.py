@@ -29,6 +29,7 @@ from shared.runtime import telemetry
 from shared.runtime.runner import STEADY_S, Runner, WaitReasons, run_loop
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
+from shared.runtime.span_attributes import pod_attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +250,12 @@ def test_spans_are_written_soon_by_a_thread_that_ends(tmp_path: Path) -> None:
 
 
 def test_all_spans_of_a_pod_are_below_its_root_whoever_records_that(tmp_path: Path) -> None:
-    facts = telemetry.pod_attributes(QUEUED)
+    facts = pod_attributes(QUEUED)
     for number in (1, 2):  # two watchers
         tracing = telemetry.open_tracing("watcher", ServiceSettings(trace_dir=tmp_path / "w"))
         tracing.record(telemetry.REVIEW, facts, 5, 7, service="webhook")
-        tracing.record(telemetry.ROOT, facts, 5, 20 + number)
+        tracing.record(telemetry.ROOT, facts, 5, 7)
+        tracing.record("start pod", facts, 5, 20 + number)
         tracing.close()
     tracing = telemetry.open_tracing("placer", ServiceSettings(trace_dir=tmp_path / "p"))
     (seen,), first = tracing.start("", [QUEUED], kind=SpanKind.PRODUCER)
@@ -269,6 +271,7 @@ def test_all_spans_of_a_pod_are_below_its_root_whoever_records_that(tmp_path: Pa
     assert {span["trace"] for span in spans} == {telemetry.trace_id_of(QUEUED.pod)}
     assert {(span["service"], span["name"]) for span in spans} == {
         ("leasehold-webhook", "review pod"),
+        ("leasehold-watcher", "create pod"),
         ("leasehold-watcher", "start pod"),
         ("leasehold-placer", "publish pod.queued"),
         ("leasehold-placer", "place pods"),

@@ -3,7 +3,9 @@
 from typing import Any
 
 import msgspec
+import pytest
 
+from services.watcher import claimed_storage
 from services.watcher.claimed_storage import (
     StorageChanges,
     StorageKind,
@@ -20,19 +22,23 @@ from shared.model.requests.request import NodeTerm, PodClaim, VolumeRule
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_volumes import ClaimUse
+from shared.pods.storage import Claim, Volume
 from tests.support.build import facts
 from tests.support.storage import (
+    HOSTNAME,
     NAMESPACE,
     ZONE,
     Manifest,
     claim,
     csi_node,
+    driver,
     in_,
     storage_class,
     storage_of,
     volume,
 )
 
+LOCAL = "kubernetes.io/no-provisioner"
 PARSER = PodParser(frozenset({"leasehold"}), Rules())
 
 
@@ -41,13 +47,19 @@ def pod(*claims: str, name: str = "train", **fields: Any) -> ObservedPod:
         {"name": f"v{number}", "persistentVolumeClaim": {"claimName": claim_name}}
         for number, claim_name in enumerate(claims)
     ]
+    annotations = fields.pop("annotations", {})
     spec = {
         "schedulerName": "leasehold",
         "containers": [{"name": "main"}],
         "volumes": [{"name": "tmp", "emptyDir": {}}, *volumes, *fields.pop("volumes", ())],
         **fields,
     }
-    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}"}
+    metadata = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "uid": f"uid-{name}",
+        "annotations": annotations,
+    }
     return PARSER.parse(msgspec.convert({"metadata": metadata, "spec": spec}, ApiPod))
 
 
@@ -57,6 +69,7 @@ def changes(*objects: Manifest, synced: bool = False, kind: StorageKind) -> Stor
         StorageKind.CLAIM: dict(storage.claims),
         StorageKind.VOLUME: {("", name): found for name, found in storage.volumes.items()},
         StorageKind.CLASS: {("", name): found for name, found in storage.classes.items()},
+        StorageKind.DRIVER: {("", name): found for name, found in storage.drivers.items()},
         StorageKind.CSI_NODE: {("", name): found for name, found in storage.limits.items()},
     }
     return StorageChanges(kind=kind, changed=tuple(found.get(kind, {}).items()), synced=synced)
@@ -231,6 +244,61 @@ def test_requirements_that_are_too_large_are_a_reason() -> None:
     assert "what its volumes require has" in reason(tracker.update(pod("data"), None))
 
 
+def test_what_cannot_be_parsed_is_the_reason_of_its_pods() -> None:
+    tracker = listed(claim("data", "pv"), storage_class())
+    unreadable = Claim(name="home", error="no quantity")
+
+    tracker.update_storage(
+        StorageChanges(kind=StorageKind.CLAIM, changed=(((NAMESPACE, "home"), unreadable),))
+    )
+    tracker.update_storage(
+        StorageChanges(
+            kind=StorageKind.VOLUME, changed=((("", "pv"), Volume(name="pv", error="no size")),)
+        )
+    )
+
+    home = reason(tracker.update(pod("home", name="home"), None))
+    data = reason(tracker.update(pod("data"), None))
+    assert home == 'persistentvolumeclaim "home" cannot be read: no quantity'
+    assert data == (
+        'persistentvolume "pv", to which persistentvolumeclaim "data" is bound, cannot be read: '
+        "no size"
+    )
+
+
+def test_claims_and_volumes_beyond_the_bound_are_not_kept_and_that_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claimed_storage, "MOST_STORED", 4)
+    monkeypatch.setattr(claimed_storage, "MOST_OF_NAMESPACE", 3)
+    names = [f"c{number}" for number in range(6)]
+    elsewhere = {"namespace": "other", "uid": "uid"}
+    tracker = listed(
+        *(claim(name, f"pv-{name}") for name in names[:3]),
+        *(volume(f"pv-{name}") for name in ("c0", "c1", "x", "y")),
+    )
+
+    tracker.update_storage(
+        changes(claim("c3"), claim("c4"), claim("o", metadata=elsewhere), kind=StorageKind.CLAIM)
+    )
+    tracker.update_storage(changes(volume("pv-c2"), kind=StorageKind.VOLUME))
+    kept = queued(tracker.update(pod("c1", name="kept"), None))
+    unkept = reason(tracker.update(pod("c3", name="unkept"), None))
+    without_volume = reason(tracker.update(pod("c2", name="without-volume"), None))
+    tracker.update_storage(
+        StorageChanges(kind=StorageKind.CLAIM, changed=(((NAMESPACE, "c0"), None),))
+    )
+    tracker.update_storage(changes(claim("c3"), kind=StorageKind.CLAIM))
+
+    assert len(tracker.storage.storage.claims) == 4
+    assert ("other", "o") in tracker.storage.storage.claims
+    assert kept.request.claims
+    assert unkept.startswith("its claim does not exist, or is not kept: the watcher keeps at most")
+    assert without_volume.startswith("its volume does not exist, or is not kept: the watcher keeps")
+    assert "unbound immediate" in reason(tracker.update_claiming(2)[:1])
+    assert tracker.storage.left_out == {StorageKind.CLAIM, StorageKind.VOLUME}
+
+
 def test_a_deleted_claim_is_missing() -> None:
     tracker = listed(storage_class(), claim("data"))
     tracker.update(pod("data"), None)
@@ -239,6 +307,93 @@ def test_a_deleted_claim_is_missing() -> None:
     tracker.update_storage(deleted)
 
     assert "not found" in reason(tracker.update_claiming(2))
+
+
+def in_gang(name: str, *claims: str, least: int = 2) -> ObservedPod:
+    return pod(
+        *claims,
+        name=name,
+        annotations={
+            "gang.scheduling.koordinator.sh/name": "train",
+            "gang.scheduling.koordinator.sh/min-available": str(least),
+        },
+    )
+
+
+def gangs_of(events: list[PodEvent]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return the required topology of each pod, and the claim for which one node is required."""
+    gangs = {event.name: event.request.gang for event in events if isinstance(event, PodQueued)}
+    return {
+        name: (gang.required_topology, gang.one_node_claim) for name, gang in gangs.items() if gang
+    }
+
+
+ANYWHERE = ((), "")
+ON_ONE_NODE = ((HOSTNAME,), "data")
+
+
+def test_pods_of_a_gang_that_share_a_claim_of_one_node_have_to_be_on_one_node() -> None:
+    tracker = listed(claim("data", "pv"), volume("pv"), claim("own", "pv2"), volume("pv2"))
+
+    first = tracker.update(in_gang("a", "data"), None)
+    second = tracker.update(in_gang("b", "data"), None)
+    third = tracker.update(in_gang("c", "data", "own"), None)
+    other = tracker.update(in_gang("d", "own"), None)
+
+    assert gangs_of(first) == {"a": ANYWHERE}
+    assert gangs_of(second) == {"a": ON_ONE_NODE, "b": ON_ONE_NODE}
+    assert gangs_of(third) == {"c": ON_ONE_NODE}
+    assert gangs_of(other) == {"d": ((HOSTNAME,), "own")}
+
+
+@pytest.mark.parametrize(
+    ("objects", "expected"),
+    [
+        ([claim("data"), storage_class()], ON_ONE_NODE),
+        ([claim("data", storage_class="local"), storage_class("local", LOCAL)], ON_ONE_NODE),
+        ([claim("data", modes="ReadWriteMany"), storage_class()], ANYWHERE),
+        ([claim("data"), storage_class(), driver(attachRequired=False)], ANYWHERE),
+        ([claim("data", "pv"), volume("pv", modes="ReadWriteOnce ReadOnlyMany")], ANYWHERE),
+        ([claim("data", "pv"), volume("pv"), driver(attachRequired=False)], ANYWHERE),
+        ([claim("data", "pv"), volume("pv", driver="")], ANYWHERE),
+        ([claim("data", "pv"), volume("pv", driver="", awsElasticBlockStore={"volumeID": "v"})],
+         ON_ONE_NODE),
+    ],
+)  # fmt: skip
+def test_claims_that_one_node_can_mount(
+    objects: list[Manifest], expected: tuple[tuple[str, ...], str]
+) -> None:
+    tracker = listed(*objects)
+
+    events = [event for name in "ab" for event in tracker.update(in_gang(name, "data"), None)]
+
+    assert set(gangs_of(events).values()) == {expected}
+
+
+def test_a_claim_of_one_pod_cannot_be_shared_by_a_gang_that_starts_together() -> None:
+    tracker = listed(claim("data", modes="ReadWriteOncePod"), storage_class())
+
+    tracker.update(in_gang("a", "data"), None)
+    shared = tracker.update(in_gang("b", "data"), None)
+    alone = listed(claim("data", modes="ReadWriteOncePod"), storage_class())
+    one_by_one = [alone.update(in_gang(name, "data", least=1), None) for name in "ab"]
+
+    texts = [reason([event]) for event in shared]
+    assert len(texts) == 2
+    assert all(text.endswith("claim of its own, or use ReadWriteMany") for text in texts)
+    assert [reason(events) for events in one_by_one] == ["", ""]
+
+
+def test_a_pod_that_shares_a_claim_with_none_is_not_bound_to_one_node_any_more() -> None:
+    tracker = listed(claim("data", "pv"), volume("pv"))
+    pods = [in_gang(name, "data", least=3) for name in "ab"]
+    for waiting in pods:
+        tracker.update(waiting, None)
+
+    tracker.remove(pods[0])
+    tracker.update_storage(changes(claim("data", "pv"), kind=StorageKind.CLAIM))
+
+    assert gangs_of(tracker.update_claiming(2)) == {"b": ANYWHERE}
 
 
 EBS = "attachable-volumes-csi-ebs.csi.aws.com"
@@ -282,6 +437,63 @@ def test_a_driver_with_a_limit_on_one_node_has_none_on_the_others() -> None:
     assert limited.node.allocatable == {"pods": 10, EBS: MOST}
     assert again == []
     assert unlimited.node.allocatable == {"pods": 10}
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [claim("data", "pv"), volume("pv", driver="", awsElasticBlockStore={"volumeID": "v"})],
+        [claim("data"), storage_class("standard", "kubernetes.io/aws-ebs")],
+    ],
+)
+def test_disks_count_against_the_limits_of_the_driver_that_has_replaced_their_plugin(
+    objects: list[Manifest],
+) -> None:
+    tracker = listed(*objects, csi_node("a", 25))
+
+    assert queued(tracker.update(pod("data"), None)).request.resources == {"pods": 1, EBS: 1}
+
+
+def leased_on(node: str, name: str, *claims: str, **counts: int) -> ObservedPod:
+    """Return a pod on a node whose lease counts these volumes."""
+    observed = pod(*claims, name=name)
+    return msgspec.structs.replace(
+        observed, node=NodeName(node), has_lease=True, leased_volumes=counts
+    )
+
+
+def test_a_volume_that_pods_of_a_node_share_counts_once() -> None:
+    tracker = listed(
+        claim("data", "pv", modes="ReadWriteMany"),
+        volume("pv", modes="ReadWriteMany"),
+        claim("own", "pv2"),
+        volume("pv2"),
+        csi_node("a", 25),
+    )
+    nodes = NodeTracker(tracker)
+    nodes.update(facts("a", allocatable={"pods": 10}), 1)
+    pods = [leased_on("a", f"p{number}", "data", **{EBS: 1}) for number in range(3)]
+    before_the_limit = leased_on("a", "old", "own")
+    unknown = leased_on("a", "unknown", "gone", **{EBS: 1})
+    unleased = msgspec.structs.replace(
+        pod("data", name="theirs", schedulerName="other"), node=NodeName("a")
+    )
+
+    tracker.update(pods[0], None)
+    alone = nodes.update_usage()
+    for other in (*pods[1:], unleased, unknown):
+        tracker.update(other, None)
+    [shared] = nodes.update_usage()
+    tracker.update(before_the_limit, None)
+    [uncounted] = nodes.update_usage()
+    for one in pods[1:]:
+        tracker.remove(one)
+    [ended] = nodes.update_usage()
+
+    assert alone == [], "its lease counts it"
+    assert shared.node.used_by_others == {EBS: 1 - 3, "pods": 1}
+    assert uncounted.node.used_by_others == {EBS: 2 - 3, "pods": 1}
+    assert ended.node.used_by_others == {EBS: 2 - 1, "pods": 1}
 
 
 def test_volumes_of_drivers_without_limits_do_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -225,8 +226,88 @@ def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
     return request.selection
 
 
+def _selector(label: str) -> dict[str, object]:
+    need = {"key": "tier", "operator": "In", "values": ["x"]}
+    return {"matchLabels": {"app": label}, "matchExpressions": [need]}
+
+
+TERM: dict[str, object] = {
+    "labelSelector": _selector("db"),
+    "matchLabelKeys": ["run"],
+    "mismatchLabelKeys": ["tenant"],
+    "namespaceSelector": _selector("red"),
+    "namespaces": ["other"],
+    "topologyKey": "zone",
+}
+CONSTRAINT: dict[str, object] = {
+    "labelSelector": _selector("db"),
+    "matchLabelKeys": ["run"],
+    "maxSkew": 2,
+    "minDomains": 3,
+    "nodeAffinityPolicy": "Ignore",
+    "nodeTaintsPolicy": "Honor",
+    "topologyKey": "zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+}
+CHANGED: dict[str, object] = {
+    "key": "other",
+    "operator": "NotIn",
+    "values": ["y"],
+    "matchLabels": {"app": "other"},
+    "matchLabelKeys": [],
+    "mismatchLabelKeys": [],
+    "namespaces": ["another"],
+    "maxSkew": 3,
+    "minDomains": 4,
+    "nodeAffinityPolicy": "Honor",
+    "nodeTaintsPolicy": "Ignore",
+    "topologyKey": "rack",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "weight": 4,
+}
+"""Another value for each field."""
+WEIGHTED = {"weight": 5, "podAffinityTerm": TERM}
+RULES: dict[str, Any] = {
+    f"spec.affinity.{kind}.{required}[]": {"affinity": {kind: {required: [term]}}}
+    for kind in ("podAffinity", "podAntiAffinity")
+    for required, term in ((REQUIRED, TERM), (PREFERRED, WEIGHTED))
+} | {"spec.topologySpreadConstraints[]": {"topologySpreadConstraints": [CONSTRAINT]}}
+"""Specs with a rule about other pods, by the path of the rule."""
+OF_RULES = {
+    row.path for row in FIELDS if row.effect is Effect.OBEYED and row.path.startswith(tuple(RULES))
+}
+
+
+def changed(value: object, segments: list[str]) -> object:
+    """Return a value with the field at a path below it changed."""
+    if not segments:
+        return value
+    name = segments[0].removesuffix("[]")
+    assert isinstance(value, dict)
+    if len(segments) == 1:
+        return {**value, name: CHANGED[name]}
+    below = value[name]
+    inner = [changed(item, segments[1:]) for item in below] if isinstance(below, list) else None
+    return {**value, name: changed(below, segments[1:]) if inner is None else inner}
+
+
+@pytest.mark.parametrize("path", sorted(OF_RULES))
+def test_a_field_of_a_rule_about_other_pods_changes_the_rule(path: str) -> None:
+    spec = next(spec for above, spec in RULES.items() if path.startswith(above))
+    labels = {"run": "1", "tenant": "x"}
+    other_spec = changed(spec, path.split(".")[1:])
+    assert isinstance(other_spec, dict)
+
+    before, after = (observed(given, labels=labels).request for given in (spec, other_spec))
+
+    assert before is not None
+    assert after is not None
+    assert before.pod_rules is not None
+    assert before.pod_rules != after.pod_rules
+
+
 def test_every_field_that_is_obeyed_has_a_case() -> None:
     above = f"spec.affinity.nodeAffinity.{PREFERRED}[]"
-    cases = {*CASES, *OTHERS, *ELSEWHERE, *(f"{above}.{name}" for name in PREFERENCES)}
+    cases = {*CASES, *OTHERS, *OF_RULES, *ELSEWHERE, *(f"{above}.{name}" for name in PREFERENCES)}
 
     assert {row.path for row in FIELDS if row.effect is Effect.OBEYED} == cases

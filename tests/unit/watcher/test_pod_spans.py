@@ -38,13 +38,27 @@ def test_a_pod_is_one_span_from_its_review_until_its_containers_run(tmp_path: Pa
         tmp_path, REVIEWED, BOUND, RUNNING, structs.replace(RUNNING, phase="Succeeded")
     )
 
-    root, review, start = (spans[name] for name in ("start pod", "review pod", "start containers"))
-    assert len(spans) == 3
+    root, whole, review, start = (
+        spans[name] for name in ("create pod", "start pod", "review pod", "start containers")
+    )
+    assert len(spans) == 4
     assert (review["start_ns"], review["end_ns"]) == (CREATED_NS + 5, CREATED_NS + 9)
-    assert (root["start_ns"], root["parent"], root["ok"]) == (review["start_ns"], "", True)
-    assert {review["parent"], start["parent"]} == {root["span"]}
+    assert (root["start_ns"], root["end_ns"]) == (review["start_ns"], review["end_ns"])
+    assert whole["start_ns"] == root["start_ns"]
+    assert whole["end_ns"] >= start["end_ns"] > root["end_ns"]
+    assert {review["parent"], start["parent"], whole["parent"]} == {root["span"]}
+    assert (root["parent"], whole["ok"]) == ("", True)
     assert review["service"] == "leasehold-webhook"
     assert start["attributes"]["k8s.node.name"] == "a"
+
+
+def test_a_pod_that_waits_has_a_root_span_already_and_each_watcher_the_same(
+    tmp_path: Path,
+) -> None:
+    first, second = (recorded(tmp_path / name, REVIEWED) for name in ("first", "second"))
+
+    assert set(first) == {"create pod", "review pod"}
+    assert [first[name] for name in sorted(first)] == [second[name] for name in sorted(second)]
 
 
 def test_a_wait_is_one_span_with_each_reason_once(tmp_path: Path) -> None:
@@ -67,9 +81,10 @@ def test_a_wait_is_one_span_with_each_reason_once(tmp_path: Path) -> None:
 def test_a_pod_that_never_runs_is_a_failed_span(
     tmp_path: Path, last: ObservedPod | None, text: str
 ) -> None:
-    root = recorded(tmp_path, WAITING, last)["start pod"]
+    whole = recorded(tmp_path, WAITING, last)["start pod"]
 
-    assert (root["ok"], root["text"]) == (False, text)
+    assert (whole["ok"], whole["text"]) == (False, text)
+    assert whole["attributes"]["leasehold.reason"] == text
 
 
 @pytest.mark.parametrize("written", ["", "9-5", "x" * 100_000, f"1-{CREATED_NS}", "٣-٤"])

@@ -204,7 +204,7 @@ def test_only_pods_without_a_lease_count_as_usage_of_their_node() -> None:
 
 def test_nodes_that_pods_name_and_that_do_not_exist_are_forgotten_with_the_pods() -> None:
     pods = PodTracker()
-    repelling = structs.replace(FOREIGN, repels=REPELS, by_kube_scheduler=True)
+    repelling = structs.replace(FOREIGN, repels=REPELS, ours=True)
     invented = [
         structs.replace(repelling, pod=PodUid(f"p{number}"), node=NodeName(f"invented-{number}"))
         for number in range(100)
@@ -426,9 +426,9 @@ def test_terms_that_no_api_server_stores_are_an_error_of_the_request() -> None:
     assert "podAntiAffinity" in seen.request_error
 
 
-def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_others() -> None:
+def test_pods_that_may_have_leases_are_named_while_they_repel_others() -> None:
     watched = Watched()
-    asked = structs.replace(running("asked", {"labelSelector": NOISY}), by_kube_scheduler=True)
+    asked = structs.replace(running("asked", {"labelSelector": NOISY}), ours=True)
     ended = structs.replace(asked, phase="Succeeded")
     node = NodeName("n1")
 

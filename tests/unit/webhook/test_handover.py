@@ -37,21 +37,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.initContainers[0].restartPolicyRules[0]",
         "node-features",
     ),
-    f"spec.affinity.podAffinity.{REQUIRED}[]": (
-        {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
-        f"spec.affinity.podAffinity.{REQUIRED}[0]",
-        "pod-affinity",
-    ),
-    f"spec.affinity.podAntiAffinity.{REQUIRED}[]": (
-        {"affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
-        f"spec.affinity.podAntiAffinity.{REQUIRED}[0]",
-        "pod-anti-affinity",
-    ),
-    "spec.topologySpreadConstraints[] (whenUnsatisfiable: DoNotSchedule)": (
-        {"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}, SPREAD]},
-        "spec.topologySpreadConstraints[1]",
-        "topology-spread",
-    ),
     "spec.hostUsers (hostUsers: false, hostNetwork: true)": (
         {"hostUsers": False, "hostNetwork": True},
         "spec.hostUsers",
@@ -75,7 +60,9 @@ HARMLESS: tuple[dict[str, Any], ...] = (
     {},
     {"hostUsers": False, "hostNetwork": False},
     {"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}]},
-    {"affinity": {"podAntiAffinity": {REQUIRED: []}}},
+    {"topologySpreadConstraints": [SPREAD]},
+    {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
+    {"affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
     {"containers": [{**GPU, "ports": HOST_PORT}]},
     {"containers": [{**GPU, "restartPolicyRules": [{"action": "Restart"}]}]},
     {
@@ -210,20 +197,20 @@ def term(app: str = "train", **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("terms", "more", "path"),
+    ("terms", "more", "is_shared", "has_rule"),
     [
-        ([term()], GROUPED, None),
-        ([term(namespaces=["ns"])], GROUPED, 0),
-        ([term()], {"labels": LABELS}, 0),
-        ([term("other")], GROUPED, 0),
-        ([term(), term("other")], GROUPED, 1),
-        ([term(namespaces=["elsewhere"])], GROUPED, 0),
-        ([term(namespaceSelector={})], GROUPED, 0),
-        ([{"topologyKey": "example.com/rack"}], GROUPED, 0),
+        ([term()], GROUPED, True, False),
+        ([term(namespaces=["ns"])], GROUPED, False, True),
+        ([term()], {"labels": LABELS}, False, True),
+        ([term("other")], GROUPED, False, True),
+        ([term(), term("other")], GROUPED, True, True),
+        ([term(namespaces=["elsewhere"])], GROUPED, False, True),
+        ([term(namespaceSelector={})], GROUPED, False, True),
+        ([{"topologyKey": "example.com/rack"}], GROUPED, False, True),
     ],
 )
 def test_affinity_of_the_pods_of_a_gang_to_one_another_is_a_topology(
-    terms: list[dict[str, Any]], more: dict[str, Any], path: int | None
+    terms: list[dict[str, Any]], more: dict[str, Any], is_shared: bool, has_rule: bool
 ) -> None:
     required = {REQUIRED: terms}
     gang = pod({"affinity": {"podAffinity": required}}, **more)
@@ -234,14 +221,11 @@ def test_affinity_of_the_pods_of_a_gang_to_one_another_is_a_topology(
         msgspec.json.decode(raw, type=ApiPod)
     )
 
-    unsupported = f"spec.affinity.podAffinity.{REQUIRED}[{path}]"
+    assert decision.allowed
     assert observed.request is not None
-    assert observed.request.node_requirements.unsupported == (
-        () if path is None else (unsupported,)
-    )
-    assert decision.allowed == (path is None)
-    assert path is None or decision.message.startswith(unsupported)
-    shared = ("example.com/rack",) if path in {None, 1} else ()
+    rules = observed.request.pod_rules
+    assert (rules is not None and rules.affinity is not None) == has_rule
+    shared = ("example.com/rack",) if is_shared else ()
     assert observed.group is None or observed.group.topology.required == shared
 
 

@@ -74,7 +74,7 @@ def test_stages_for_leased_pods_see_the_names_that_an_earlier_stage_has_replaced
 
 
 MALFORMED = {"tencent.com/vcuda-core": "50"}
-SPREAD = [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]
+DISK = [{"name": "data", "iscsi": {"iqn": "x"}}]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ SPREAD = [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSched
     [
         (pod(container("main", MALFORMED), hostPID=True), "hostPID", 403),
         (
-            pod(container("main", MALFORMED), topologySpreadConstraints=SPREAD),
+            pod(container("main", MALFORMED), volumes=DISK),
             "tencent.com/vcuda-core",
             400,
         ),
-        (pod(gpu(), topologySpreadConstraints=SPREAD), "only kube-scheduler supports it", 403),
+        (pod(gpu(), volumes=DISK), "only kube-scheduler supports it", 403),
         (pod(gpu()), "denies new GPU pods", 403),
     ],
     ids=["policy", "request", "fields", "budget"],

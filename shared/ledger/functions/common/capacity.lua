@@ -106,7 +106,7 @@ end
 
 function M.has_room_for_text(device, bytes)
   return DEVICE_BYTES + #device[D.UUID] + #device[D.NODE] + #device[D.SLOT_MAP] + #device[D.GROUPS]
-    + #device[D.LAYOUT] + #device[D.HELD] + bytes <= constants.MOST_DEVICE_BYTES
+    + #device[D.LAYOUT] + #device[D.MODE] + #device[D.HELD] + bytes <= constants.MOST_DEVICE_BYTES
 end
 
 -- Whether the names of these resources can be added to those of the node.
@@ -168,11 +168,12 @@ end
 
 -- Add a booking to the use of a device (sign 1), or subtract it (sign -1).
 function M.add_to_device(device, sign, groups_text, booking)
-  local _, memory, cores, shares, _, sharing, _, layout = unpack(booking)
+  local _, memory, cores, shares, _, sharing, _, layout, mode = unpack(booking)
   M.add_amounts(device, sign * memory, sign * cores)
   device[D.SHARES] = device[D.SHARES] + sign * shares
   if sharing == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
   if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
+  if device[D.SHARES] == 0 then device[D.MODE] = '' elseif sign > 0 then device[D.MODE] = mode end
   if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
 end
 
@@ -190,9 +191,13 @@ end
 -- Reasons are part of refusals, and so of messages about pods. Amounts below 0, and what is no number,
 -- fit nowhere.
 
--- Whether so much of a host port is free: every node has all ports, and what others use of one is its room, below 0.
-local function has_port(node, resources, i, at)
+-- Whether so much is free of what every node has: a host port, of which what others use is its room, below 0; or a
+-- resource as which pods are counted, without a limit.
+local function has_unlisted(node, resources, i, at)
   local name, amount, amounts = resources[i], resources[i + 1], node[N.AMOUNTS]
+  if string.find(name, constants.SELECTED_PREFIX, 1, true) == 1 then
+    return amount > 0 and (at > 0 or M.has_room_for_resources(node, resources))
+  end
   if string.find(name, constants.HOST_PORT_PREFIX, 1, true) ~= 1 then return false end
   local used = at > 0 and amounts[at + 1] - amounts[at] or 0
   return amount > 0 and used + amount <= constants.HOST_PORT_PARTS
@@ -205,7 +210,7 @@ function M.node_refusal(node, resources)
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at])
-      and not has_port(node, resources, i, at) then
+      and not has_unlisted(node, resources, i, at) then
       return 'resource:' .. resources[i]
     end
   end
@@ -229,7 +234,7 @@ end
 function M.device_refusal(device, node_name, groups_text, booking)
   local reason = M.unavailable(device, node_name)
   if reason then return reason end
-  local _, memory, cores, shares, new_slots, policy, slots, layout = unpack(booking)
+  local _, memory, cores, shares, new_slots, policy, slots, layout, mode = unpack(booking)
   local slotted = new_slots > 0
   local memory_taken, cores_taken, shares_taken = M.taken_of(device)
   if device[D.IS_MIG] ~= (layout ~= '') then return 'mode' end
@@ -240,8 +245,9 @@ function M.device_refusal(device, node_name, groups_text, booking)
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
   if is_closed(device) then return 'in-exclusive-use' end
   if cores_taken >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
-  if device[D.LAYOUT] ~= layout and device[D.SHARES] > 0 then return 'layout' end
-  if shares_taken > device[D.SHARES] and records.held_of(device).layout ~= layout then return 'layout' end
+  local held = shares_taken > device[D.SHARES] and records.held_of(device)
+  if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout then return 'layout' end
+  if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then return 'sharing-mode' end
   if groups_text ~= '' and not M.has_room_for_text(device, #groups_text + 2) then return 'record-size' end
   if slotted and #device[D.SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
 end

@@ -39,7 +39,8 @@ function M.node_of(claim)
   return node and node[N.NUMBER] == claim[C.NODE_NUMBER] and node or nil
 end
 
-local function add_reserved(claim, sign)
+-- Count what a claim reserves of its node's ordinary resources (sign 1), or subtract it (sign -1).
+function M.add_reserved(claim, sign)
   local node, amounts = M.node_of(claim), {}
   for i, reserved in ipairs(claim[C.RESERVED]) do
     if reserved > 0 then values.append(amounts, claim[C.RESOURCES][2 * i - 1], reserved) end
@@ -75,7 +76,7 @@ function M.suspend(pod)
   local claim = M.of(pod)
   if claim then
     M.mark_devices(claim, false)
-    add_reserved(claim, -1)
+    M.add_reserved(claim, -1)
   end
   return claim
 end
@@ -86,7 +87,7 @@ function M.resume(pod, claim, has_ended)
     if M.node_of(claim) then records.mark_freed(claim[C.NODE]) end
   else
     M.mark_devices(claim, true)
-    add_reserved(claim, 1)
+    M.add_reserved(claim, 1)
   end
 end
 

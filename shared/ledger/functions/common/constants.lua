@@ -47,6 +47,7 @@ M.CORDON_PREFIX = 'leasehold.dev/cordoned: '
 M.NUMA_CPUS_PREFIX = 'cpu of NUMA node '
 M.HOST_PORT_PREFIX = 'host port '
 M.HOST_PORT_PARTS = 1024
+M.SELECTED_PREFIX = 'selected pods '
 -- Faults of devices that are missing.
 M.IS_MISSING = {NotListed = true, Replaced = true}
 

@@ -42,6 +42,18 @@ local function used_by(namespace)
   return used[namespace]
 end
 
+-- {namespace -> {cores, MiB}} of all live leases.
+function M.used_by_all()
+  local all = {}
+  for position, key in ipairs({'used-cores', 'used-mib'}) do
+    for namespace, amount in values.each_pair(call('HGETALL', server.prefix .. key)) do
+      all[namespace] = all[namespace] or {0, 0}
+      all[namespace][position] = tonumber(amount)
+    end
+  end
+  return all
+end
+
 local function entitlement_of(namespace)
   if not entitlements[namespace] then
     local stored = values.record(call('HGET', server.prefix .. 'entitlements', namespace), E)
@@ -166,6 +178,18 @@ local function update_size(name)
   call('HINCRBY', server.prefix .. 'ledger', 'total_mib', string.format('%.0f', mib - before[2]))
   call('HSET', server.prefix .. 'ledger', 'is_ordered', '0')
   total = nil
+end
+
+-- Add up the stored sizes again, and count those of some nodes anew: {name -> true}.
+function M.recount_sizes(names)
+  if not next(names) then return end
+  local cores, mib = 0, 0
+  for _, size in server.each_record(server.prefix .. 'node-sizes', layouts.SIZE) do
+    cores, mib = cores + size[layouts.SIZE.CORES], mib + size[layouts.SIZE.MEMORY_MIB]
+  end
+  call('HSET', server.prefix .. 'ledger', 'total_cores', string.format('%.0f', cores), 'total_mib',
+    string.format('%.0f', mib))
+  for name in pairs(names) do update_size(name) end
 end
 
 local function increase(key, namespace, amount)

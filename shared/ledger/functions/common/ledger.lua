@@ -38,7 +38,7 @@
 --   feed  stream  absolute totals, one entry per call, with the IDs that Redis gives: p ID of the entry before,
 --     e generation, v version, c capacity number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE
 --     facts, devices, served resources and `repelling` terms of a node, xNODE a node that was removed
---   others: see fair.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua,
+--   others: see fair.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua, selected.lua,
 --     tenures.lua and resize.lua
 --
 -- Nodes, devices and leases are many and change often. They are fields of a few hashes: one call reads or
@@ -48,7 +48,7 @@ local call, pcall = redis.call, redis.pcall
 
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-local FORMAT = 7
+local FORMAT = 8
 -- The highest version or fence that a caller may know from elsewhere. Both begin at the present in
 -- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
 local MAX_AHEAD_MS = 2 ^ 42

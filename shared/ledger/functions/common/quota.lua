@@ -115,10 +115,23 @@ local function charges_for(rule, demand)
   return rows, has_other_model
 end
 
-local function used_of(namespace)
-  local used = used_by[namespace] or values.readable(call('HGET', server.prefix .. 'quota-used', namespace))
-  used_by[namespace] = used
+-- What a namespace uses, {bucket -> UsageRecord}, or nil for a value that is none.
+function M.used_in(value)
+  local is_read, used = pcall(cmsgpack.unpack, value)
+  if not is_read or type(used) ~= 'table' then return nil end
+  for _, row in pairs(used) do
+    if type(row) ~= 'table' or #row ~= U.COUNT or not values.has_types(row, U) then return nil end
+  end
   return used
+end
+
+-- False if it cannot be read: then nothing more is allowed, and nothing is written, until it is counted again.
+local function used_of(namespace)
+  if used_by[namespace] == nil then
+    local value = call('HGET', server.prefix .. 'quota-used', namespace)
+    used_by[namespace] = not value and {} or M.used_in(value) or false
+  end
+  return used_by[namespace]
 end
 
 -- How many devices are used, and how many the request adds.
@@ -155,7 +168,7 @@ end
 
 -- Why the rule does not allow a namespace so much more, or nil; `before`: see `add_excesses`.
 local function excesses_of(rule, namespace, rows, before)
-  local used, found = used_of(namespace), {}
+  local used, found = used_of(namespace) or {}, {}
   add_excesses(found, rule[Q.LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
   for _, model in ipairs(rule[Q.MODELS]) do
     local name, limits = unpack(model)
@@ -171,6 +184,7 @@ end
 function M.check(namespace, demand, run_s)
   local rule = M.rule_of(namespace)
   if not rule or #demand[DEMAND.BOOKINGS] == 0 then return nil end
+  if not used_of(namespace) then rule = ALLOWS_NOTHING end
   local longest = rule[Q.MAX_RUN_S]
   if longest >= 0 and run_s > longest then
     return {{'runTime', '', longest, 0, run_s < math.huge and run_s or 0, '', {}, 0}}
@@ -192,6 +206,7 @@ end
 
 local function add_charges(namespace, rows, sign)
   local used = used_of(namespace)
+  if not used then return end
   for name, row in pairs(rows) do
     local bucket = bucket_in(used, name)
     for m = 1, 3 do bucket[m] = bucket[m] + sign * row[m] end
@@ -245,7 +260,7 @@ end
 function M.add_gang_part(namespace, excess)
   for m, measure in ipairs(MEASURES) do
     if excess[E.MEASURE] == measure then
-      local bucket = bucket_in(used_of(namespace), excess[E.MODEL])
+      local bucket = bucket_in(used_of(namespace) or {}, excess[E.MODEL])
       excess[E.BY_GANG] = excess[E.USED] - (m == CARDS and #names_of(bucket[U.DEVICES]) or bucket[m])
     end
   end

@@ -48,6 +48,15 @@ function M.read_record(kind, name, value)
   return false
 end
 
+-- Whether a value is the record of a lease, device or node.
+function M.is_readable(kind, value) return readers[kind](value) ~= nil end
+
+-- Delete a record that cannot be read.
+function M.forget(kind, name)
+  call('HDEL', server.prefix .. kind, name)
+  caches[kind][name], M.unreadable[kind][name] = false, nil
+end
+
 function M.fetch(kind, names)
   local cache, missing = caches[kind], {}
   for i = 1, #names do
@@ -97,12 +106,20 @@ function M.empty_node(name, number, status) return {0, status, number, name, '',
 
 function M.new_device(uuid, node, unit, status)
   M.devices[uuid] = {
-    0, 0, status, unit, 0, 0, 0, ledger.fence_floor, false, false, 0, false, uuid, node, '', '', '', '',
+    0, 0, status, unit, 0, 0, 0, ledger.fence_floor, false, false, 0, false, uuid, node, '', '', '', '', '',
   }
   return M.devices[uuid]
 end
 
-local NOTHING_HELD = {memory_mib = 0, cores_percent = 0, shares = 0, slots = '', layout = ''}
+-- Forget what leases and claims use of a device.
+function M.clear_use(device)
+  device[D.USED_MIB], device[D.USED_CORES], device[D.SHARES] = 0, 0, 0
+  device[D.EXCLUSIVE], device[D.IS_CLAIMED], device[D.CLAIMED_UNTIL] = false, false, 0
+  device[D.SLOT_MAP], device[D.GROUPS], device[D.LAYOUT], device[D.MODE] = '', '', '', ''
+  M.changed_devices[device[D.UUID]] = true
+end
+
+local NOTHING_HELD = {memory_mib = 0, cores_percent = 0, shares = 0, slots = '', layout = '', mode = ''}
 function M.held_of(device)
   local text = device[D.HELD]
   if text == '' then return NOTHING_HELD end

@@ -96,6 +96,32 @@ function M.remove_waiting(pods)
   for _, queue in pairs(changed_queues) do fair.reorder(queue[1], queue[2]) end
 end
 
+-- Remove a pod whose record cannot be read: nothing says in which queue it is.
+function M.forget(pod)
+  call('HDEL', server.prefix .. 'waiting', pod)
+  local function remove_from(set, pattern)
+    local count = 0
+    for _, entry in ipairs(call('ZRANGE', set, 0, -1)) do
+      if string.match(entry, pattern) == pod then count = count + call('ZREM', set, entry) end
+    end
+    return count
+  end
+  remove_from(server.prefix .. 'verdicts', '^[^|]*|(.*)$')
+  remove_from(server.prefix .. 'offers', '^[^|]*|(.*)$')
+  remove_from(server.prefix .. 'gang-waiting', '^[^|]*|[^|]*|(.*)$')
+  for _, group in ipairs(call('HKEYS', server.prefix .. 'waiting-groups')) do
+    for _, entry in ipairs(call('ZRANGE', server.prefix .. 'group-order:' .. group, 0, -1)) do
+      local namespace = string.match(entry, '|(.*)$')
+      if remove_from(fair.queue(namespace, group), '^[^|]*|(.*)$') > 0 then
+        fair.reorder(namespace, group)
+        if call('HINCRBY', server.prefix .. 'waiting-groups', group, -1) <= 0 then
+          call('HDEL', server.prefix .. 'waiting-groups', group)
+        end
+      end
+    end
+  end
+end
+
 -- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict, and the reason of
 -- kube-scheduler stays.
 function M.put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)

@@ -1,5 +1,6 @@
 """Pods are bound after their claims, or give their shares back."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -186,6 +187,31 @@ async def test_a_deleted_pod_leaves_no_node_selected_for_its_claim(scene: Volume
     assert scene.selected() is None
     assert await scene.world.states() == {}
     assert scene.stored_claim()["status"]["phase"] == "Pending"
+
+
+async def test_a_binder_that_is_killed_as_it_gives_a_share_back_leaves_no_selected_node(
+    scene: VolumeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.storage_class(parameters={"delay": "1000"})
+    scene.claim()
+    placed = await scene.reserved("p1", to_provision())
+    volumes = scene.world.binder.volumes
+
+    async def killed(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    async with scene.running():
+        await scene.deliver(placed)
+        await volumes.keep_reservations()
+        before = scene.selected()
+        monkeypatch.setattr(volumes.updater, "release_unmoved", killed)
+        scene.clock.advance(600)
+        with pytest.raises(asyncio.CancelledError):
+            await volumes.keep_reservations()
+
+    assert before == "n1"
+    assert scene.selected() is None
+    assert await scene.world.states() == {"p1": LeaseState.RESERVED}, "it expires, or is taken up"
 
 
 async def test_a_deleted_claim_or_one_for_another_node_gives_the_share_back(

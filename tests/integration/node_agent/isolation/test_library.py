@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
-from shared.model.devices.device import Isolation
+from shared.model.devices.enforcers import NOTHING_OFFERED
 from shared.model.leases.lease import LeaseState
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.regions import compile_library, needs_compiler
@@ -71,4 +71,4 @@ async def test_with_an_invalid_library_no_container_starts_and_no_isolation_is_r
         assert "empty.so is unusable: it is not a 64-bit" in cluster.message("one")
         assert not agent.node.software.isolation_available
         (report, *_) = await until(lambda: cluster.reported)
-        assert {device.isolation for device in report.devices} == {Isolation.UNHELD}
+        assert {device.offer for device in report.devices} == {NOTHING_OFFERED}

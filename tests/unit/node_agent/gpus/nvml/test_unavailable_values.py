@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +10,18 @@ import pynvml
 import pytest
 
 from services.node_agent.diagnosis import node_checks
+from services.node_agent.enforcers.table import Enforcers, enforcer_table
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, mode_warnings
 from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.model.devices.device import DeviceUse, Isolation, device_refusal, required_memory_mib
+from shared.model.devices.device import DeviceUse, device_refusal, required_memory_mib
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED, Offer
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.plausible import implausible
@@ -199,28 +203,35 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
     assert found["GPU-1"].fault is None
 
 
+def enforcers(folder: Path) -> Enforcers:
+    library = NodeLibrary(folder / "library", None)
+    return enforcer_table(ContainerFiles(PurePosixPath(folder), library))
+
+
 @pytest.mark.parametrize(
-    ("unified_mib", "isolation", "refusal", "warning"),
+    ("unified_mib", "offer", "refusal", "warning"),
     [
-        (None, Isolation.UNMEASURED, "GpuNotIsolated", "set --unified-memory-mib"),
-        (65536, Isolation.SHARED, None, "shares of 65536 MiB are given"),
+        (None, NOTHING_OFFERED, "GpuNotIsolated", "set --unified-memory-mib"),
+        (65536, HAMI_CORE_ALONE, None, "shares of 65536 MiB are given"),
     ],
     ids=["the host's, whole or without a limit", "as much as an administrator says"],
 )
 async def test_unified_memory_is_served(
     driver: pytest.MonkeyPatch,
+    *,
+    tmp_path: Path,
     unified_mib: int | None,
-    isolation: Isolation,
+    offer: Offer,
     refusal: str | None,
     warning: str,
 ) -> None:
     gpus = list((await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")).values())
     sharing = AgentSettings(unified_memory_mib=unified_mib).sharing
-    device = devices_of(gpus, sharing)[0]
+    device = enforcers(tmp_path).offered(devices_of(gpus, sharing), gpus, sharing)[0]
     part = GpuRequest(container="main", gpus=1, memory_units=1000)
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
-    assert (device.memory_mib, device.isolation) == (unified_mib or 127600748 // 1024, isolation)
+    assert (device.memory_mib, device.offer) == (unified_mib or 127600748 // 1024, offer)
     refused = device_refusal(part, device, DeviceUse(), memory_mib=1000)
     assert (refused and refused.code) == refusal
     assert refused is None or "the driver does not report its memory" in refused.text

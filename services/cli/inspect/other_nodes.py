@@ -1,0 +1,79 @@
+"""Which other nodes have room for a share like that of a pod now, and what others lack; pure."""
+
+from collections.abc import Iterator, Sequence
+
+from services.cli.formats import size_text
+from shared.model.devices.device import DeviceMode
+from shared.model.leases.lease import ShareSize
+from shared.model.views.gpus import DeviceView, NodeDevices
+from shared.model.views.leases import LeaseView
+
+NAMED_NODES = 3
+"""Nodes that are listed by name, each with and without room."""
+CLOSED = 1 << 40
+"""Orders devices that are closed after those that have too little."""
+
+
+def other_nodes_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
+    """Yield lines about the nodes beside the lease's; none for MIG instances.
+
+    What pods request besides GPUs does not count: `explain` of a waiting pod covers that.
+    """
+    others = [node for node in nodes if node.node != lease.node]
+    shares = [share for share in lease.shares if not share.init] or list(lease.shares)
+    if not (others and shares) or any(share.mig for share in shares):
+        return
+    needed = len({share.device for share in shares})
+    size = ShareSize(
+        memory_mib=max(share.memory_mib for share in shares),
+        cores_percent=max(share.cores_percent for share in shares),
+    )
+    lacks = {node.node: _lack_of(node, size, needed) for node in others}
+    roomy = [name for name, lack in lacks.items() if not lack]
+    share = f"{needed} GPU{'s' * (needed > 1)} with {size_text(size)}"
+    yield f"others      {len(roomy)} of {len(others)} have room for {share} now"
+    if roomy:
+        more = f" and {len(roomy) - NAMED_NODES} more" if len(roomy) > NAMED_NODES else ""
+        yield f"            room: {', '.join(roomy[:NAMED_NODES])}{more}"
+    lacking = [(name, lack) for name, lack in lacks.items() if lack]
+    yield from (f"            {name}: {lack}" for name, lack in lacking[:NAMED_NODES])
+    if len(lacking) > NAMED_NODES:
+        yield f"            nodes without room that are not listed: {len(lacking) - NAMED_NODES}"
+
+
+def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:
+    """Return why a node has no room for shares of this size on as many GPUs; or ""."""
+    if node.cordoned or node.unschedulable:
+        return f"it gets no pods: {node.cordoned or 'it is unschedulable'}"
+    lacks = sorted(_lack_of_device(device, size) for device in node.devices)
+    reasons = [reason for _, reason in lacks if reason]
+    room = len(lacks) - len(reasons)
+    if room >= needed:
+        return ""
+    if not reasons:
+        return f"it has {len(lacks)} GPUs"
+    return f"{room} of its {len(lacks)} GPUs have room; {reasons[0]}" if room else reasons[0]
+
+
+def _lack_of_device(device: DeviceView, size: ShareSize) -> tuple[int, str]:
+    """Return an order, first what lacks the least, and what the device lacks; or ""."""
+    free_mib = device.memory_mib - device.used_memory_mib
+    free_cores = 100 - device.used_cores_percent
+    name = f"GPU {device.index}"
+    if closed := _closed(device):
+        return CLOSED, f"{name} {closed}"
+    if free_mib < size.memory_mib:
+        return size.memory_mib - free_mib, f"{name} has {free_mib} of {size.memory_mib} MiB free"
+    if free_cores < size.cores_percent:
+        return 0, f"{name} has {free_cores} of {size.cores_percent} % of its cores free"
+    if device.used_shares >= device.slots:
+        return 0, f"all {device.slots} shares of {name} are used"
+    return -1, ""
+
+
+def _closed(device: DeviceView) -> str:
+    if not device.healthy:
+        return "is not healthy"
+    if device.excluded:
+        return f"is closed to new pods: {device.excluded}"
+    return "is in MIG mode" if device.mode == DeviceMode.MIG else ""

@@ -1,0 +1,117 @@
+"""The table of enforcers, and what the agent does with those of a container."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from services.node_agent.enforcers.driver import DriverLimits
+from services.node_agent.enforcers.enforcer import Enforcer
+from services.node_agent.enforcers.exclusive import Exclusive
+from services.node_agent.enforcers.hami_core import HamiCore
+from services.node_agent.enforcers.mig import Mig
+from services.node_agent.gpus.inventory import Gpu, SharingConfig
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.memory_limits.container_limits import ContainerLimits
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.devices.device import Device, DeviceMode
+from shared.model.devices.enforcers import (
+    COMPUTE_ENFORCERS,
+    MEMORY_ENFORCERS,
+    NOTHING_OFFERED,
+    MissingEnforcer,
+    Offer,
+)
+from shared.model.devices.enforcers import (
+    Enforcer as EnforcerName,
+)
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import ViolationFound
+from shared.model.names import PodUid
+
+ALL_FACTS = (Exclusive.facts, Mig.facts, DriverLimits.facts, HamiCore.facts)
+
+
+def enforcer_table(files: ContainerFiles, limits: ContainerLimits | None = None) -> "Enforcers":
+    """Return all enforcers that a node can have: a new one is an entry here."""
+    return Enforcers((Exclusive(), Mig(), DriverLimits(limits), HamiCore(files)))
+
+
+async def check_held(entry: CheckpointEntry, enforcer: Enforcer) -> None:
+    """Raise UnavailableError if what was read back differs from the lease."""
+    read = await enforcer.read_back(entry)
+    if read is not None and (differences := list(enforcer.audit(entry, read))):
+        raise UnavailableError("; ".join(difference.text for difference in differences))
+
+
+class Enforcers:
+    def __init__(self, table: Sequence[Enforcer]) -> None:
+        self.by_name: Mapping[EnforcerName, Enforcer] = {
+            enforcer.facts.name: enforcer for enforcer in table
+        }
+
+    def of(self, entry: CheckpointEntry) -> Iterator[Enforcer]:
+        """Yield those that hold shares of a container, in the order of the table."""
+        shares = entry.lease.shares_of(entry.allocation.container)
+        names = {name for share in shares for name in (share.memory, share.compute)}
+        return (enforcer for name, enforcer in self.by_name.items() if name in names)
+
+    async def find_out(self, gpus: Sequence[Gpu]) -> None:
+        """Raise UnavailableError if what the GPUs report is not to be believed."""
+        for enforcer in self.by_name.values():
+            await enforcer.find_out(gpus)
+            if reason := enforcer.unready_reason():
+                raise UnavailableError(reason)
+
+    @property
+    def findings(self) -> tuple[ViolationFound, ...]:
+        enforcers = self.by_name.values()
+        return tuple(violation for enforcer in enforcers for violation in enforcer.findings)
+
+    def offered(
+        self, devices: Sequence[Device], gpus: Sequence[Gpu], sharing: SharingConfig
+    ) -> tuple[Device, ...]:
+        """Return devices with what can hold parts of them now; others keep what they offered."""
+        found = {gpu.uuid: gpu for gpu in gpus}
+        return tuple(
+            self._with_offer(device, found[device.uuid], sharing)
+            if device.uuid in found
+            else device
+            for device in devices
+        )
+
+    def _with_offer(self, device: Device, gpu: Gpu, sharing: SharingConfig) -> Device:
+        if device.mode is DeviceMode.MIG:
+            return replace(device, offer=NOTHING_OFFERED, missing=())
+        parts = [enforcer for enforcer in self.by_name.values() if enforcer.facts.parts]
+        reasons = {enforcer.facts.name: enforcer.missing(gpu, sharing) for enforcer in parts}
+        usable = [enforcer.facts for enforcer in parts if not reasons[enforcer.facts.name]]
+        by_memory = {facts.name for facts in usable if facts.memory}
+        by_compute = {facts.name for facts in usable if facts.compute}
+        return replace(
+            device,
+            offer=Offer(
+                memory=tuple(name for name in MEMORY_ENFORCERS if name in by_memory),
+                compute=tuple(name for name in COMPUTE_ENFORCERS if name in by_compute),
+            ),
+            missing=tuple(
+                MissingEnforcer(name, reason) for name, reason in reasons.items() if reason
+            ),
+        )
+
+    async def prepare(
+        self, entry: CheckpointEntry, *, starting: bool = False, new: bool = False
+    ) -> None:
+        for enforcer in self.of(entry):
+            await enforcer.prepare(entry, starting=starting, new=new)
+
+    async def resize(self, entry: CheckpointEntry) -> None:
+        """Set the limits of a running container, and read them back.
+
+        Raises UnavailableError if they are not set, or differ: the container keeps what it had.
+        """
+        for enforcer in self.of(entry):
+            await enforcer.resize(entry)
+            await check_held(entry, enforcer)
+
+    async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
+        for enforcer in self.by_name.values():
+            await enforcer.end(live, mounted)

@@ -1,0 +1,1 @@
+"""Limits of memory that the NVIDIA driver itself enforces, by cgroup: R615."""

@@ -1,0 +1,489 @@
+"""The driver's limits on the node's containers: set before they start, read back, and repaired.
+
+A pod's cgroup exists before its containers' do, so it is limited first, to what its containers can
+have at once. The container's own limit follows in a hook of the runtime: only that one is shown to
+programs as the GPU's size. Nothing here knows a cgroup's path.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
+from services.node_agent.enforcers.enforcer import Difference, HeldLimit, ReadBack
+from services.node_agent.gpus.memory_limits import (
+    Accounting,
+    LimitError,
+    LimitFault,
+    LimitTarget,
+    MemoryLimit,
+)
+from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.memory_limits.cgroup_tree import parse_process
+from services.node_agent.memory_limits.hook_program import HookProgram
+from services.node_agent.memory_limits.hook_server import HookCall
+from services.node_agent.memory_limits.limit_setter import LimitSetter
+from services.node_agent.memory_limits.remote_limits import RemoteLimits
+from services.node_agent.memory_limits.specification import check_variables, read_variables
+from services.node_agent.metrics import LIMIT_HOOKS
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.events.node_events import ViolationFound, ViolationReason
+from shared.model.leases.lease import MIB, Share, bookings
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+logger = logging.getLogger(__name__)
+
+TRY_S = 30.0
+"""Interval of trials whether the driver limits memory."""
+RUNNING_S = 5.0
+"""How long the kubelet's list of containers counts as current."""
+
+LimitSetters = LimitSetter | RemoteLimits
+ListPods = Callable[[], Awaitable[Sequence[KubeletPod]]]
+
+
+class Wanted(NamedTuple):
+    memory_bytes: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverReadBack(ReadBack):
+    differences: tuple[Difference, ...] = ()
+
+
+class LimitShortageError(UnavailableError):
+    """The driver keeps a larger limit: more is in use."""
+
+    def __init__(self, text: str, used_mib: int) -> None:
+        super().__init__(text)
+        self.used_mib = used_mib
+
+
+def limited_shares(entry: CheckpointEntry) -> tuple[Share, ...]:
+    """Return the shares of an entry's container whose memory the driver holds."""
+    shares = entry.lease.shares_of(entry.allocation.container)
+    return tuple(share for share in shares if share.memory == "driver")
+
+
+def pod_limits(entries: Iterable[CheckpointEntry], pod: PodUid) -> dict[DeviceUuid, Wanted]:
+    """Return what a pod's containers, of all its leases, can have of each device at once."""
+    leases = {entry.lease.pod: entry.lease for entry in entries if pod in entry.lease.users}
+    wanted: dict[DeviceUuid, Wanted] = {}
+    for lease in leases.values():
+        shares = [share for share in lease.shares if share.memory == "driver"]
+        fences = {share.device: share.fence for share in sorted(shares, key=lambda s: s.fence)}
+        for booking in bookings(shares):
+            before = wanted.get(booking.device, Wanted(0, 0))
+            wanted[booking.device] = Wanted(
+                before.memory_bytes + booking.memory_mib * MIB,
+                max(before.fence, fences[booking.device]),
+            )
+    return wanted
+
+
+def fence_of(entry: CheckpointEntry) -> int:
+    """Return the fence that the hook of an entry's container has to name."""
+    return max((share.fence for share in limited_shares(entry)), default=0)
+
+
+class ContainerLimits:
+    def __init__(
+        self,
+        node: NodeName,
+        setter: LimitSetters,
+        checkpoint: Checkpoint,
+        program: HookProgram,
+        *,
+        strategies: Callable[[], DeviceListStrategies],
+        list_pods: ListPods,
+        proc: Path,
+        bundles: Sequence[Path],
+    ) -> None:
+        self.node = node
+        self.setter = setter
+        self.checkpoint = checkpoint
+        self.list_pods = list_pods
+        self.proc = proc
+        self.bundles = bundles
+        self.program = program
+        self.strategies = strategies
+        self.accounting: dict[DeviceUuid, Accounting] = {}
+        self.reasons: dict[DeviceUuid, str] = {}
+        """By device, why the driver sets no limits there."""
+        self.agent_limit_reason = ""
+        """Why the agent must not report devices, or an empty text."""
+        self._listed: tuple[Mapping[PodUid, KubeletPod], float] = ({}, -math.inf)
+        self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
+        self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
+        """Pods and IDs of containers by holder and container, or request."""
+        self._targets: dict[LimitTarget, int] = {}
+        """With their fences."""
+        self._late: dict[LimitTarget, CheckpointEntry] = {}
+        """Containers with `misc` that lost their limit while they ran."""
+        self._logged: set[str] = set()
+        self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
+        """Devices, and when they were tried."""
+
+    async def find_out(self, devices: Iterable[DeviceUuid]) -> None:
+        """Find out for which devices the driver sets limits; each reason is logged once.
+
+        The same devices are tried again after `TRY_S`: the driver may have been replaced.
+        """
+        present = frozenset(devices)
+        now = asyncio.get_running_loop().time()
+        tried, tried_at = self._tried
+        if present == tried and now < tried_at + TRY_S:
+            return
+        self._tried = present, now
+        limits: dict[DeviceUuid, int] = {}
+        for device in sorted(present):
+            try:
+                found = await self.setter.accounting(device)
+            except LeaseholdError as error:
+                self.reasons[device] = str(error)
+                passing = isinstance(error, UnavailableError) and not isinstance(error, LimitError)
+                if not (passing and device in self.accounting):
+                    self.accounting.pop(device, None)
+                if str(error) not in self._logged:
+                    self._logged.add(str(error))
+                    logger.info("memory is not limited by the driver: %s", error)
+                continue
+            self.accounting[device] = found.accounting
+            self.reasons.pop(device, None)
+            if found.agent_limit_mib is not None:
+                limits[device] = found.agent_limit_mib
+        self.agent_limit_reason = "; ".join(
+            f"the driver limits this agent itself to {limit_mib} MiB of GPU {device}, which would "
+            "be reported as its size: remove the limit on the agent's cgroup, or on one above it"
+            for device, limit_mib in limits.items()
+        )
+
+    # Before the first process
+
+    async def limit_pods(self, entry: CheckpointEntry) -> None:
+        """Limit the pods that use an entry's lease, before any of their containers exists.
+
+        Raises LimitError, RequestError or UnavailableError: the pod must not start then.
+        """
+        if not limited_shares(entry):
+            return
+        users = entry.lease.users
+        if len(users) > 1:
+            raise RequestError(
+                f"{entry.holder} is used by {len(users)} pods, and the driver limits each pod for "
+                "itself: give each pod a ResourceClaim of its own, by a template"
+            )
+        entries = [*self.checkpoint.entries, entry]
+        for pod in users:
+            for device, wanted in pod_limits(entries, pod).items():
+                await self._ensure(LimitTarget(device, pod), wanted)
+
+    async def start_container(self, call: HookCall) -> None:
+        """Limit a container that the runtime has created, and that runs nothing of its own yet.
+
+        Raises LeaseholdError with the reason why it must not start.
+        """
+        entry = self._entry_of(call)
+        try:
+            pod, container_id = await self._identify(call, entry)
+            async with self.checkpoint.changing:
+                entry = self.checkpoint.by_key.get(entry.key, entry)
+                await self._limit_container(entry, pod, container_id)
+        except LeaseholdError as error:
+            LIMIT_HOOKS.labels("refused").inc()
+            self._refusals[call.holder, call.container] = self._violation(
+                entry, None, ViolationReason.LIMIT_REFUSED, f"the container did not start: {error}"
+            )
+            logger.warning(
+                "container %s of %s does not start: %s", call.container, call.holder, error
+            )
+            raise
+        LIMIT_HOOKS.labels("limited").inc()
+        key = call.holder, call.container
+        self._refusals.pop(key, None)
+        self._late = {
+            target: of
+            for target, of in self._late.items()
+            if of.key != entry.key or entry.lease.claim is not None
+        }
+        if entry.lease.claim is None:  # earlier runs of the container have ended
+            await self._clear(self._started.pop(key, set()) - {(pod, container_id)}, entry)
+        self._started.setdefault(key, set()).add((pod, container_id))
+
+    def _entry_of(self, call: HookCall) -> CheckpointEntry:
+        for entry in self.checkpoint.entries:
+            allocation = entry.allocation
+            if (allocation.pod, allocation.container) != (call.holder, call.container):
+                continue
+            if limited_shares(entry):
+                return entry
+        LIMIT_HOOKS.labels("refused").inc()
+        raise RequestError(
+            f"node {self.node} has given container {call.container} of {call.holder} no memory "
+            "that the driver limits: delete the pod"
+        )
+
+    async def _identify(self, call: HookCall, entry: CheckpointEntry) -> tuple[PodUid, str]:
+        """Return the pod and the container, as the kernel shows them of the process."""
+        if call.fence != fence_of(entry):
+            raise RequestError(
+                f"the hook is of the lease with fence {call.fence}, and the present one has "
+                f"{fence_of(entry)}: delete the pod"
+            )
+        path = self.proc / str(call.state.pid) / "cgroup"
+        try:
+            text = await asyncio.to_thread(path.read_text)
+        except OSError as error:
+            raise UnavailableError(f"{path} is not readable: {error.strerror}") from error
+        pod, container_id = parse_process(text)
+        if pod not in entry.lease.users or container_id != call.state.id:
+            raise RequestError(
+                f"process {call.state.pid} is of container {container_id} of pod {pod}, and the "
+                f"runtime starts {call.state.id[:64]} for {entry.holder}"
+            )
+        variables = await asyncio.to_thread(read_variables, self.bundles, container_id)
+        check_variables(variables, (share.memory_mib for share in limited_shares(entry)))
+        return pod, container_id
+
+    async def _limit_container(
+        self, entry: CheckpointEntry, pod: PodUid, container_id: str
+    ) -> None:
+        limits = pod_limits(self.checkpoint.entries, pod)
+        for share in limited_shares(entry):
+            within = limits[share.device]
+            await self._ensure(LimitTarget(share.device, pod), within)
+            if self._has_own(entry, share.device):
+                target = LimitTarget(share.device, pod, container_id)
+                await self._ensure(target, Wanted(share.limit_bytes, within.fence))
+
+    def _has_own(self, entry: CheckpointEntry, device: DeviceUuid) -> bool:
+        """Whether a container gets a limit of its own beside that of its pod.
+
+        Containers that use one claim share it: with `misc`, a limit of one would replace the pod's.
+        """
+        return entry.lease.claim is None or self.accounting.get(device) is not Accounting.MISC
+
+    async def _ensure(self, target: LimitTarget, wanted: Wanted) -> None:
+        """Set a limit; a pod's only if it does not stand. Raises an error if it does not hold then.
+
+        With `misc`, an unset container reads as its pod.
+        """
+        self._targets[target] = wanted.fence
+        if not target.container_id and _equals(await self.setter.get(target), wanted):
+            return
+        limit = await self.setter.set(target, fence=wanted.fence, memory_bytes=wanted.memory_bytes)
+        _check_equal(target, limit, wanted)
+
+    # Running containers
+
+    async def resize(self, entry: CheckpointEntry) -> None:
+        """Set the limits of a running container to its entry's, read back.
+
+        A container or pod without a cgroup has none: it is limited when it starts.
+
+        Raises LimitShortageError while more is in use, or another error of the driver.
+        """
+        running = await self._running()
+        entries = [*self.checkpoint.entries, entry]  # of a lease, the last one counts
+        for pod in entry.lease.users:
+            for share in limited_shares(entry):
+                targets = self._targets_of(entry, share, pod, entries, running)
+                if await self._is_beyond(*targets[0]):
+                    targets.reverse()
+                for target, wanted in targets:
+                    try:
+                        await self._ensure(target, wanted)
+                    except LimitError as error:
+                        if error.fault is not LimitFault.NO_CGROUP:
+                            raise
+
+    async def _is_beyond(self, target: LimitTarget, wanted: Wanted) -> bool:
+        try:
+            return (await self.setter.get(target)).hard_bytes > wanted.memory_bytes
+        except LimitError:
+            return False
+
+    async def read_back(self, entry: CheckpointEntry) -> DriverReadBack | None:
+        """Return a container's limits and how they differ, or None if its pod has no cgroup."""
+        running = await self._running()
+        limits: list[HeldLimit] = []
+        differences: list[Difference] = []
+        for pod in entry.lease.users:
+            for share in limited_shares(entry):
+                entries = self.checkpoint.entries
+                for target, wanted in self._targets_of(entry, share, pod, entries, running):
+                    try:
+                        limit = await self._read(entry, target)
+                    except LimitError as error:
+                        if error.fault is not LimitFault.NO_CGROUP:  # not yet, or no more
+                            differences.append(_unread(target, error))
+                        continue
+                    except LeaseholdError as error:  # the partitioner may be restarting
+                        logger.warning("the limit on %s is not read: %s", target, error)
+                        continue
+                    limits.append(HeldLimit(device=share.device, memory_bytes=limit.hard_bytes))
+                    if not _equals(limit, wanted):
+                        differences.append(_difference(target, limit, wanted))
+        if not limits and not differences:
+            return None
+        own = {limit.device: limit for limit in limits}  # the container's comes after the pod's
+        return DriverReadBack(limits=tuple(own.values()), differences=tuple(differences))
+
+    async def _read(self, entry: CheckpointEntry, target: LimitTarget) -> MemoryLimit:
+        limit = await self.setter.get(target)
+        is_misc = self.accounting.get(target.device) is Accounting.MISC
+        if limit.is_none and is_misc and target.container_id:
+            self._late[target] = entry
+        return limit
+
+    def _targets_of(
+        self,
+        entry: CheckpointEntry,
+        share: Share,
+        pod: PodUid,
+        entries: Iterable[CheckpointEntry],
+        running: Mapping[PodUid, KubeletPod],
+    ) -> list[tuple[LimitTarget, Wanted]]:
+        """Return the limits that a share needs: of the pod, then of each run of its container."""
+        within = pod_limits(entries, pod)[share.device]
+        own = Wanted(share.limit_bytes, within.fence)
+        ids = self._ids_of(entry, pod, running) if self._has_own(entry, share.device) else ()
+        containers = (LimitTarget(share.device, pod, container_id) for container_id in sorted(ids))
+        return [(LimitTarget(share.device, pod), within), *((target, own) for target in containers)]
+
+    async def _running(self) -> Mapping[PodUid, KubeletPod]:
+        pods, listed_at = self._listed
+        now = asyncio.get_running_loop().time()
+        if now >= listed_at + RUNNING_S:
+            pods = {pod.uid: pod for pod in await self.list_pods()}
+            self._listed = pods, now
+        return pods
+
+    def _ids_of(
+        self, entry: CheckpointEntry, pod: PodUid, running: Mapping[PodUid, KubeletPod]
+    ) -> Set[str]:
+        """Return the IDs of the containers of a pod that have an entry's shares.
+
+        The kubelet lists a container's ID some time after its start, the hook at its start.
+        """
+        key = entry.allocation.pod, entry.allocation.container
+        ids = {container_id for of, container_id in self._started.get(key, ()) if of == pod}
+        listed = running.get(pod)
+        if listed is not None and entry.lease.claim is None:
+            ids |= {
+                container_id
+                for container_id, name in listed.container_ids.items()
+                if name == entry.allocation.container
+            }
+        return ids
+
+    @property
+    def findings(self) -> tuple[ViolationFound, ...]:
+        """What setting a limit again does not mend."""
+        late = (
+            self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
+            for target, entry in self._late.items()
+        )
+        return (*self._refusals.values(), *late)
+
+    def _violation(
+        self,
+        entry: CheckpointEntry,
+        device: DeviceUuid | None,
+        reason: ViolationReason,
+        message: str,
+    ) -> ViolationFound:
+        allocation = entry.allocation
+        return ViolationFound(
+            node=self.node,
+            pod=allocation.pod,
+            namespace=allocation.namespace,
+            name=allocation.name,
+            container=allocation.container,
+            reason=reason,
+            message=message,
+            device=device,
+            claim=entry.lease.claim is not None,
+        )
+
+    # Ended containers
+
+    async def end(self, live: Set[PodUid]) -> None:
+        """Clear the limits of pods that have ended, where their cgroups still exist.
+
+        `live` are pods and ResourceClaims.
+        """
+        ended = {target: fence for target, fence in self._targets.items() if target.pod not in live}
+        for target, fence in ended.items():
+            try:
+                await self.setter.clear(target, fence=fence)
+            except LeaseholdError as error:
+                logger.info("the limit on %s is not cleared: %s", target, error)
+            self._targets.pop(target, None)
+        self._late = {target: entry for target, entry in self._late.items() if target.pod in live}
+        for key in [key for key in self._started if key[0] not in live]:
+            self._started.pop(key)
+        for key in [key for key in self._refusals if key[0] not in live]:
+            self._refusals.pop(key)
+
+    async def _clear(self, runs: Set[tuple[PodUid, str]], entry: CheckpointEntry) -> None:
+        for pod, container_id in runs:
+            for share in limited_shares(entry):
+                target = LimitTarget(share.device, pod, container_id)
+                fence = self._targets.pop(target, share.fence)
+                try:
+                    await self.setter.clear(target, fence=fence)
+                except LeaseholdError as error:
+                    logger.info("the limit on %s is not cleared: %s", target, error)
+
+
+def _late(target: LimitTarget) -> str:
+    return (
+        f"{target} has a limit that was set after it had started: what it had allocated before is "
+        "not counted; restart it"
+    )
+
+
+def _unread(target: LimitTarget, error: LimitError) -> Difference:
+    is_gap = error.fault is LimitFault.CHAIN_BROKEN
+    return Difference(
+        reason=ViolationReason.LIMIT_CHAIN_BROKEN if is_gap else ViolationReason.LIMIT_MISSING,
+        text=f"the driver: {error}",
+        device=target.device,
+    )
+
+
+def _difference(target: LimitTarget, limit: MemoryLimit, wanted: Wanted) -> Difference:
+    return Difference(
+        reason=ViolationReason.LIMIT_MISSING if limit.is_none else ViolationReason.LIMIT_DIFFERS,
+        text=(
+            f"the driver has {_described(limit)} for {target} instead of "
+            f"{wanted.memory_bytes // MIB} MiB"
+        ),
+        device=target.device,
+    )
+
+
+def _equals(limit: MemoryLimit, wanted: Wanted) -> bool:
+    return limit.hard_bytes == wanted.memory_bytes and limit.soft_bytes == 0
+
+
+def _check_equal(target: LimitTarget, limit: MemoryLimit, wanted: Wanted) -> None:
+    if not _equals(limit, wanted):
+        used_mib = -(-limit.used_bytes // MIB)
+        raise LimitShortageError(
+            f"the driver keeps {target} at {_described(limit)} instead of "
+            f"{wanted.memory_bytes // MIB} MiB, while {used_mib} MiB are in use",
+            used_mib,
+        )
+
+
+def _described(limit: MemoryLimit) -> str:
+    return "no limit" if limit.is_none else f"{limit.hard_bytes // MIB} MiB"

@@ -1,0 +1,233 @@
+"""Sets the driver's limits for the node's unprivileged agent: sets, gets and clears, nothing else.
+
+A request names a pod, a container's ID and a GPU. It names no directory, and its amounts are
+bounded. Of each pod the highest fence counts, also after a restart: the request of an agent that is
+late cannot raise what a newer lease limits.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from services.node_agent.files import replace_file
+from services.node_agent.gpus.memory_limits import (
+    UNLIMITED,
+    Accounting,
+    DriverAccounting,
+    LimitError,
+    LimitFault,
+    LimitTarget,
+    MemoryLimit,
+)
+from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
+from services.node_agent.kubelet.cgroups import parse_cgroup
+from services.node_agent.memory_limits.cgroup_tree import CgroupTree
+from services.node_agent.memory_limits.limit_trial import try_limits
+from shared.model.bounds import MOST_MIB
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
+from shared.model.names import DeviceUuid, PodUid
+
+logger = logging.getLogger(__name__)
+
+MIB = 1 << 20
+MOST_FENCES = 4096
+_POD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class _Place(NamedTuple):
+    path: Path
+    inode: int
+
+
+class LimitSetter:
+    def __init__(
+        self,
+        driver: NvmlMemoryLimits,
+        tree: CgroupTree,
+        *,
+        fences: Path,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.driver = driver
+        self.tree = tree
+        self.proc = proc
+        self.refused_fences = 0
+        self._file = fences
+        self._fences: dict[str, int] | None = None
+        """By device and pod; None until they are read."""
+        self._accounting: dict[DeviceUuid, Accounting] = {}
+
+    async def set(self, target: LimitTarget, *, fence: int, memory_bytes: int) -> MemoryLimit:
+        """Set a limit; return what the driver has after that, which may be an earlier one.
+
+        Raises LimitError with its fault, RequestError or UnavailableError.
+        """
+        if not 0 < memory_bytes <= MOST_MIB * MIB:
+            raise RequestError(f"a limit cannot be {memory_bytes} bytes")
+        place = await asyncio.to_thread(self._find, target)
+        await asyncio.to_thread(self._raise_fence, target, fence)
+        try:
+            await self.driver.set(target.device, place.path, memory_bytes)
+        except LimitError as error:
+            if error.fault is LimitFault.NO_CGROUP:
+                await asyncio.to_thread(self._check_chain, place.path)
+            raise
+        return await self._read_back(target, place)
+
+    async def get(self, target: LimitTarget) -> MemoryLimit:
+        place = await asyncio.to_thread(self._find, target)
+        return await self._read_back(target, place)
+
+    async def clear(self, target: LimitTarget, *, fence: int) -> MemoryLimit:
+        """Remove the limit of a cgroup; one that is gone has none.
+
+        With `misc` an entry would outlive its cgroup, and might limit another one.
+        """
+        try:
+            place = await asyncio.to_thread(self._find, target)
+        except UnavailableError:
+            await asyncio.to_thread(self._forget_ended)
+            return MemoryLimit(hard_bytes=UNLIMITED)
+        await asyncio.to_thread(self._raise_fence, target, fence)
+        await self.driver.set(target.device, place.path, UNLIMITED)
+        return await self._read_back(target, place)
+
+    async def accounting(
+        self, device: DeviceUuid, *, agent_pid: int | None = None
+    ) -> DriverAccounting:
+        """Return how the driver counts, by a trial at the first call for a device.
+
+        Raises LimitError or UnavailableError with the reason if it sets no limits.
+        """
+        if device not in self._accounting:
+            accounting = await try_limits(self.driver, self.tree, device)
+            self._accounting[device] = accounting
+            logger.info("the driver limits memory of %s by %s", device, accounting)
+        limit = await self._limit_of_process(device, agent_pid or os.getpid())
+        return DriverAccounting(
+            self._accounting[device], None if limit is None else limit.hard_bytes // MIB
+        )
+
+    async def _read_back(self, target: LimitTarget, place: _Place) -> MemoryLimit:
+        if self._accounting.get(target.device) is Accounting.DMEM:
+            await asyncio.to_thread(self._check_chain, place.path)
+        try:
+            limit = await self.driver.get(target.device, place.path)
+        except LimitError as error:
+            if error.fault is not LimitFault.NOT_SUPPORTED:
+                raise
+            limit = MemoryLimit(hard_bytes=UNLIMITED)  # misc: there is none up to the root
+        if _inode_of(place.path) != place.inode:
+            raise UnavailableError(f"{place.path} was removed meanwhile: its container has ended")
+        return limit
+
+    def _check_chain(self, path: Path) -> None:
+        """Raise LimitError if the kernel limits nothing there: reading shows the cgroup above."""
+        gap = self.tree.first_gap(path)
+        if gap is not None and path.is_dir():
+            raise LimitError(
+                LimitFault.CHAIN_BROKEN,
+                f"cgroup {gap} has no files of the controller dmem: write +dmem to "
+                f"{gap.parent}/cgroup.subtree_control, and find out what removed it",
+            )
+
+    def _find(self, target: LimitTarget) -> _Place:
+        if not _POD.fullmatch(target.pod):
+            raise RequestError(f"{target.pod!r} is not the UID of a pod")
+        if not target.container_id:
+            path = self.tree.pod_directory(target.pod)
+        elif _CONTAINER_ID.fullmatch(target.container_id):
+            path = self.tree.container_directory(target.pod, target.container_id)
+        else:
+            raise RequestError(f"{target.container_id!r} is not the ID of a container")
+        return _Place(path, _inode_of(path))
+
+    def _raise_fence(self, target: LimitTarget, fence: int) -> None:
+        """Record a fence before the limit is set: one that is lost after a kill would rule again.
+
+        Raises LimitError if a higher one is known.
+        """
+        fences = self._load()
+        key = f"{target.device}/{target.pod}"
+        highest = fences.get(key, -1)
+        if fence < highest:
+            self.refused_fences += 1
+            raise LimitError(
+                LimitFault.OUTDATED,
+                f"the limit on {target} is of fence {highest}, and the request's is {fence}: "
+                "another agent has set it for a newer lease",
+            )
+        if fence > highest:
+            self._save({**fences, key: fence})
+
+    def _forget_ended(self) -> None:
+        fences = self._load()
+        living = {key: fence for key, fence in fences.items() if self._exists(key)}
+        if living != fences:
+            self._save(living)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self.tree.pod_directory(PodUid(key.rpartition("/")[2]))
+        except LeaseholdError:
+            return False
+        return True
+
+    def _load(self) -> dict[str, int]:
+        if self._fences is None:
+            try:
+                self._fences = msgspec.json.decode(self._file.read_bytes(), type=dict[str, int])
+            except FileNotFoundError:
+                self._fences = {}
+            except (OSError, *UNDECODABLE) as error:
+                raise UnavailableError(
+                    f"the fences in {self._file} are unreadable: {error}"
+                ) from error
+        return self._fences
+
+    def _save(self, fences: dict[str, int]) -> None:
+        if len(fences) > MOST_FENCES:
+            raise UnavailableError(f"there are fences of {MOST_FENCES} pods and GPUs already")
+        try:
+            replace_file(self._file, msgspec.json.encode(fences))
+        except OSError as error:
+            raise UnavailableError(f"{self._file} is not writable: {error.strerror}") from error
+        self._fences = fences
+
+    async def _limit_of_process(self, device: DeviceUuid, pid: int) -> MemoryLimit | None:
+        for path in await asyncio.to_thread(lambda: list(self._cgroups_of(pid))):
+            try:
+                limit = await self.driver.get(device, path)
+            except LimitError:
+                continue
+            if not limit.is_none:
+                return limit
+        return None
+
+    def _cgroups_of(self, pid: int) -> Iterator[Path]:
+        """Return the cgroup of a process, then those above it, without the root."""
+        try:
+            text = (self.proc / str(pid) / "cgroup").read_text()
+            pod, container_id = parse_cgroup(text)
+            if pod is not None and container_id:
+                path = self.tree.container_directory(pod, container_id)
+            else:
+                path = self.tree.root / text.partition("::/")[2].strip()
+        except (OSError, LeaseholdError):
+            return
+        if ".." not in path.parts and path.is_dir():
+            yield from (level for level in (path, *path.parents) if self.tree.root in level.parents)
+
+
+def _inode_of(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_ino
+    except OSError:
+        return -1

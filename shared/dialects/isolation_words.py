@@ -1,0 +1,113 @@
+"""The annotation by which a pod or namespace demands what holds its shares; pure."""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import structs
+
+from shared.dialects.dialect import list_entries
+from shared.model.devices.enforcers import (
+    COMPUTE_ENFORCERS,
+    LABELS,
+    MEMORY_ENFORCERS,
+    NO_DEMAND,
+    HeldBy,
+)
+from shared.model.errors import UNDECODABLE, RequestError
+from shared.model.names import ISOLATION
+from shared.model.requests.request import PodRequest
+
+STRICT = "strict"
+BESIDE_MPS = ("mps", "driver", "none")
+"""What may hold memory where MPS holds the cores: HAMi-core and MPS would limit each other."""
+_OF_BOTH: Mapping[str, HeldBy] = {
+    word: msgspec.convert(
+        {
+            **({"memory": word} if word in MEMORY_ENFORCERS else {}),
+            **({"compute": word} if word in COMPUTE_ENFORCERS else {}),
+        },
+        HeldBy,
+    )
+    for word in LABELS
+}
+"""A word alone demands all that its enforcer can hold."""
+_HOW = (
+    f"write {STRICT}, or one of {', '.join(LABELS)}, or memory=WORD,compute=WORD with memory one "
+    f"of {', '.join(MEMORY_ENFORCERS)} and compute one of {', '.join(COMPUTE_ENFORCERS)}"
+)
+
+
+def parse_isolation(text: str) -> HeldBy:
+    """Return what the annotation's value demands; nothing for `strict`.
+
+    Raises RequestError that says what to write instead.
+
+    >>> parse_isolation("driver").memory
+    'driver'
+    >>> str(parse_isolation("memory=driver,compute=none"))
+    'memory=driver,compute=none'
+    """
+    if text == STRICT:
+        return NO_DEMAND
+    if text in _OF_BOTH:
+        return _OF_BOTH[text]
+    words = dict(entry.split("=", 1) for entry in list_entries(text) if "=" in entry)
+    try:
+        demand = msgspec.convert(words, _Words)
+    except UNDECODABLE as error:
+        raise _unknown(text) from error
+    if len(words) != len(list_entries(text)) or demand == _Words():
+        raise _unknown(text)
+    _check_together(demand)
+    return HeldBy(memory=demand.memory, compute=demand.compute)
+
+
+class _Words(HeldBy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Only these two are demanded."""
+
+
+def _unknown(text: str) -> RequestError:
+    return RequestError(f"annotation {ISOLATION} is {text[:64]!r}: {_HOW}")
+
+
+def _check_together(demand: HeldBy) -> None:
+    for word in ("exclusive", "mig"):
+        if word in (demand.memory, demand.compute) and demand.memory != demand.compute:
+            raise RequestError(
+                f"annotation {ISOLATION} is {demand}: {word} holds memory and cores: write {word}"
+            )
+    if demand.memory == "mps" and demand.compute not in {None, "mps"}:
+        raise RequestError(
+            f"annotation {ISOLATION} is {demand}: where MPS holds memory it holds the cores: write "
+            "mps"
+        )
+    if demand.compute == "mps" and demand.memory not in {None, *BESIDE_MPS}:
+        raise RequestError(
+            f"annotation {ISOLATION} is {demand}: beside compute=mps write memory= with one of "
+            f"{', '.join(BESIDE_MPS)}"
+        )
+
+
+def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
+    """Return the request with what its pod demands; whole GPUs satisfy any demand but `mig`.
+
+    Raises RequestError for a request to which the demanded enforcer cannot apply.
+    """
+    if demand == NO_DEMAND:
+        return request
+    for container in request.containers:
+        if demand.memory == "exclusive" and not container.whole:
+            raise RequestError(
+                f"container {container.container} requests a part of a GPU, and the annotation "
+                f"{ISOLATION} is exclusive: request whole GPUs, such as nvidia.com/gpu: 1"
+            )
+        if demand.memory == "mig" and (container.whole or not container.mig_allowed):
+            raise RequestError(
+                f"container {container.container} cannot get a MIG instance, and the annotation "
+                f"{ISOLATION} is mig: request memory by resource names for which MIG instances are "
+                "possible, such as volcano.sh/vgpu-memory"
+            )
+    containers = tuple(
+        structs.replace(container, held_by=demand) for container in request.containers
+    )
+    return structs.replace(request, containers=containers)

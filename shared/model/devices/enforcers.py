@@ -1,0 +1,142 @@
+"""What holds shares of a device, and the one way in which a device is shared at a time; pure."""
+
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from msgspec import Meta, Struct
+
+from shared.model.bounds import LongText
+
+MemoryEnforcer = Literal["exclusive", "mig", "driver", "mps", "hami-core", "none"]
+"""What keeps a share to its memory: `none` where nothing does."""
+ComputeEnforcer = Literal["exclusive", "mig", "mps", "time", "hami-core", "none"]
+"""What keeps a share to its percent of the cores: `none` where nothing does."""
+SharingMode = Literal["exclusive", "mig", "driver", "mps", "time", "hami-core", "none"]
+"""How a device is shared while leases are on it. Processes under different compute enforcers would
+take each other's turns, so all leases of a device have one mode; it changes when the last ends."""
+Enforcer = MemoryEnforcer | ComputeEnforcer
+
+MEMORY_ENFORCERS: tuple[MemoryEnforcer, ...] = get_args(MemoryEnforcer)
+COMPUTE_ENFORCERS: tuple[ComputeEnforcer, ...] = get_args(ComputeEnforcer)
+LABELS: dict[Enforcer, str] = {
+    "exclusive": "exclusive use",
+    "mig": "MIG",
+    "driver": "the driver",
+    "mps": "MPS",
+    "time": "time slices",
+    "hami-core": "HAMi-core",
+    "none": "nothing",
+}
+"""For sentences."""
+MEMORY_BY_DEFAULT: tuple[MemoryEnforcer, ...] = ("driver", "hami-core")
+"""In order of preference, for pods that demand none. Others need a pod's demand."""
+COMPUTE_BY_DEFAULT: tuple[ComputeEnforcer, ...] = ("hami-core",)
+JOINED: tuple[SharingMode, ...] = ("driver", "hami-core", "none")
+"""Modes in which a share may run beside others although nothing holds it."""
+
+
+class Holding(NamedTuple):
+    """What holds a share, and the mode that its device has while the share is on it."""
+
+    memory: MemoryEnforcer
+    compute: ComputeEnforcer
+    mode: SharingMode
+
+
+UNHELD = Holding("none", "none", "none")
+WHOLE = Holding("exclusive", "exclusive", "exclusive")
+INSTANCE = Holding("mig", "mig", "mig")
+
+
+def held_text(memory: MemoryEnforcer, compute: ComputeEnforcer, *, capped: bool) -> str:
+    """Return what holds a share; `capped` if it has less than all of the cores.
+
+    >>> held_text("driver", "none", capped=True)
+    'memory by the driver, cores not held'
+    >>> held_text("hami-core", "hami-core", capped=False)
+    'memory by HAMi-core, cores not limited'
+    """
+    if memory == compute == "exclusive":
+        return "no other pod on the GPU"
+    by_memory = "not held" if memory == "none" else f"by {LABELS[memory]}"
+    by_compute = "not held" if compute == "none" else f"by {LABELS[compute]}"
+    is_capped = capped or compute == "mig"
+    return f"memory {by_memory}, cores {by_compute if is_capped else 'not limited'}"
+
+
+class MissingEnforcer(Struct, frozen=True, gc=False):
+    """An enforcer that a device does not offer, and why."""
+
+    name: Enforcer
+    reason: LongText
+
+
+class HeldBy(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The enforcers that a pod demands; None for any that Leasehold uses without a demand."""
+
+    memory: MemoryEnforcer | None = None
+    compute: ComputeEnforcer | None = None
+
+    def __str__(self) -> str:
+        words = {"memory": self.memory, "compute": self.compute}
+        return ",".join(f"{what}={word}" for what, word in words.items() if word is not None)
+
+
+NO_DEMAND = HeldBy()
+
+
+class Offer(Struct, frozen=True, kw_only=True, gc=False):
+    """What a device offers to hold parts of it."""
+
+    memory: Annotated[tuple[MemoryEnforcer, ...], Meta(max_length=len(MEMORY_ENFORCERS))]
+    compute: Annotated[tuple[ComputeEnforcer, ...], Meta(max_length=len(COMPUTE_ENFORCERS))]
+
+    def holding(
+        self, demand: HeldBy, *, mode: SharingMode | Literal[""], capped: bool, limited: bool = True
+    ) -> Holding | None:
+        """Return what would hold a part of the device, or None if nothing does as demanded.
+
+        `mode` is the device's, empty while no lease is on it. Without a demand memory must be held,
+        and cores if the share is `capped`; nothing if it is not `limited`. For example, a device
+        that offers the driver and HAMi-core holds memory by the driver, or by HAMi-core while
+        another lease has it in that mode.
+        """
+        if not limited and demand == NO_DEMAND:
+            demand = HeldBy(memory="none", compute="none")
+        for memory in MEMORY_BY_DEFAULT if demand.memory is None else (demand.memory,):
+            if memory != "none" and memory not in self.memory:
+                continue
+            compute = self._compute(memory, demand.compute, capped=capped)
+            if compute is None:
+                continue
+            own = self._mode_of(memory, compute, mode)
+            if mode in ("", own):
+                return Holding(memory, compute, own)
+        return None
+
+    def _compute(
+        self, memory: MemoryEnforcer, demanded: ComputeEnforcer | None, *, capped: bool
+    ) -> ComputeEnforcer | None:
+        if memory == "mps" and demanded is None:
+            demanded = "mps"
+        if demanded is not None:
+            is_there = demanded == "none" or demanded in self.compute
+            return demanded if is_there and (memory != "mps" or demanded == "mps") else None
+        offered = next((word for word in COMPUTE_BY_DEFAULT if word in self.compute), None)
+        return offered if offered is not None or capped else "none"
+
+    def _mode_of(
+        self, memory: MemoryEnforcer, compute: ComputeEnforcer, mode: SharingMode | Literal[""]
+    ) -> SharingMode:
+        if compute in ("mps", "time"):
+            return compute
+        if memory != "none":
+            return memory
+        if compute != "none":
+            return compute
+        if mode in JOINED:
+            return mode
+        return next((word for word in MEMORY_BY_DEFAULT if word in self.memory), "none")
+
+
+HAMI_CORE_ALONE = Offer(memory=("hami-core",), compute=("hami-core",))
+NOTHING_OFFERED = Offer(memory=(), compute=())

@@ -1,0 +1,80 @@
+"""Leases that may end early for other pods, what their end costs, and their gangs; pure."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from shared.model.leases.lease import Lease, bookings
+from shared.model.leases.ledger import LedgerNode
+
+Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
+"""Worst tier, leases, GPU-seconds used, minus the creation time of the oldest lease, names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndableLease:
+    lease: Lease
+    used_gpu_s: float
+    tier: tuple[int, ...] = ()
+    """How undesirable its end is; less is better."""
+
+
+Endables = tuple[EndableLease, ...]
+
+
+def cost_of(ends: Collection[EndableLease]) -> Cost:
+    """Return the cost of a set of leases; less is cheaper."""
+    return (
+        max(end.tier for end in ends),
+        len(ends),
+        round(sum(end.used_gpu_s for end in ends), 3),
+        -min(end.lease.created_at for end in ends),
+        tuple(sorted(f"{end.lease.namespace}/{end.lease.name}" for end in ends)),
+    )
+
+
+def used_gpu_s(lease: Lease, node: LedgerNode, now: float) -> float:
+    memory = {device.uuid: max(1, device.memory_mib) for device, _ in node.devices}
+    parts = sum(
+        max(booking.cores_percent / 100, booking.memory_mib / memory.get(booking.device, 1 << 62))
+        for booking in bookings(lease.shares)
+    )
+    return parts * max(0.0, now - lease.created_at)
+
+
+def needs_others(lease: Lease) -> bool:
+    """Return whether its pod runs only while other pods of its gang do."""
+    return bool(lease.gang) and lease.gang_min > 1
+
+
+class EndingGangs:
+    """Which leases end together: a gang as a whole, or so few of its pods that its minimum stays.
+
+    For example, of a gang of which 6 pods run and 4 must, one or two may end; with a third, all do.
+    """
+
+    def __init__(self, leases: Iterable[Lease], endables: Iterable[EndableLease]) -> None:
+        self._pods = Counter[str]()
+        minimum = dict[str, int]()
+        for lease in leases:
+            if needs_others(lease):
+                self._pods[lease.gang] += 1
+                minimum[lease.gang] = max(lease.gang_min, minimum.get(lease.gang, 0))
+        self._spare = {gang: self._pods[gang] - least for gang, least in minimum.items()}
+        self._endable = dict[str, list[EndableLease]]()
+        for endable in endables:
+            if needs_others(endable.lease):
+                self._endable.setdefault(endable.lease.gang, []).append(endable)
+
+    def whole(self, ends: Endables) -> Endables | None:
+        """Return these with what has to end beside them, or None if some of that may not end."""
+        ending = Counter([end.lease.gang for end in ends if needs_others(end.lease)])
+        whole = ends
+        for gang, count in ending.items():
+            if count <= self._spare[gang]:
+                continue
+            endable = self._endable[gang]
+            if len(endable) < self._pods[gang]:
+                return None
+            whole = (*[end for end in whole if end.lease.gang != gang], *endable)
+        return whole

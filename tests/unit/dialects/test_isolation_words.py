@@ -1,0 +1,198 @@
+"""The annotation by which pods and namespaces demand an enforcer: parsed, placed, denied."""
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.isolation_words import parse_isolation
+from shared.dialects.pod_requests import parse_pod_request
+from shared.model.devices.enforcers import HeldBy, Offer
+from shared.model.errors import RequestError
+from shared.model.names import ISOLATION, Namespace
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import GpuRequest, PodRequest
+from tests.support.build import device, ledger_node, request, use
+from tests.support.placer.placing import Cluster
+from tests.support.webhook import reviews
+from tests.support.webhook.reviews import container, decided
+
+PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 30}
+BOTH = Offer(memory=("driver", "hami-core"), compute=("time", "hami-core"))
+MPS = Offer(memory=("mps", "hami-core"), compute=("mps", "hami-core"))
+ONLY_DRIVER = Offer(memory=("driver",), compute=())
+
+
+@pytest.mark.parametrize(
+    ("text", "memory", "compute"),
+    [
+        ("strict", None, None),
+        ("driver", "driver", None),
+        ("time", None, "time"),
+        ("hami-core", "hami-core", "hami-core"),
+        ("mps", "mps", "mps"),
+        ("mig", "mig", "mig"),
+        ("none", "none", "none"),
+        ("memory=driver", "driver", None),
+        ("compute=time, memory=driver", "driver", "time"),
+        ("memory=driver,compute=mps", "driver", "mps"),
+    ],
+)
+def test_words_demand_enforcers(text: str, memory: Any, compute: Any) -> None:
+    assert parse_isolation(text) == HeldBy(memory=memory, compute=compute)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("", "write strict, or one of"),
+        ("Driver", "write strict, or one of exclusive, mig, driver, mps, time, hami-core, none"),
+        ("memory=time", "memory one of exclusive, mig, driver, mps, hami-core, none"),
+        ("memory=driver,cores=time", "or memory=WORD,compute=WORD"),
+        ("memory=driver,compute", "or memory=WORD,compute=WORD"),
+        ("memory=mig", "write mig"),
+        ("memory=mps,compute=hami-core", "write mps"),
+        ("memory=hami-core,compute=mps", "write memory= with one of mps, driver, none"),
+    ],
+)
+def test_other_words_are_denied_with_what_to_write(text: str, advice: str) -> None:
+    with pytest.raises(RequestError, match=r"leasehold\.dev/isolation") as raised:
+        parse_isolation(text)
+
+    assert advice in str(raised.value)
+
+
+def part_of(text: str, limits: dict[str, int] = PART) -> PodRequest:
+    pod = PodManifest(
+        namespace=Namespace("ml"),
+        containers=(ContainerManifest(name="main", limits=limits),),
+        annotations={ISOLATION: text} if text else {},
+    )
+    return parse_pod_request(pod, Rules())
+
+
+@pytest.mark.parametrize(
+    ("offer", "demand", "held"),
+    [
+        (BOTH, "", ("driver", "hami-core", "driver")),
+        (BOTH, "hami-core", ("hami-core", "hami-core", "hami-core")),
+        (BOTH, "time", ("driver", "time", "time")),
+        (BOTH, "compute=none", ("driver", "none", "driver")),
+        (BOTH, "none", ("none", "none", "driver")),
+        (MPS, "", ("hami-core", "hami-core", "hami-core")),
+        (MPS, "mps", ("mps", "mps", "mps")),
+    ],
+)
+def test_a_lease_says_what_holds_it(offer: Offer, demand: str, held: tuple[str, ...]) -> None:
+    answer = Cluster(ledger_node("n", device(offer=offer))).place(part_of(demand))
+
+    assert isinstance(answer, Placement)
+    [share] = answer.shares
+    assert (share.memory, share.compute, share.mode) == held
+
+
+@pytest.mark.parametrize(
+    ("offer", "demand", "code", "reason"),
+    [
+        (MPS, "driver", "GpuEnforcerMissing", "demands memory=driver, and it offers mps, hami"),
+        (BOTH, "mps", "GpuEnforcerMissing", "demands memory=mps,compute=mps"),
+        (ONLY_DRIVER, "", "GpuNotIsolated", "limits would not be enforced"),
+    ],
+)
+def test_a_pod_waits_where_nothing_holds_it_as_demanded(
+    offer: Offer, demand: str, code: str, reason: str
+) -> None:
+    answer = Cluster(ledger_node("n", device(offer=offer))).place(part_of(demand))
+
+    assert not isinstance(answer, Placement)
+    assert answer.counts == ((code, 1),)
+    assert reason in answer.nearest_nodes[0].devices[0].reason
+    assert answer.hint
+
+
+@pytest.mark.parametrize(
+    ("mode", "demand", "held"),
+    [
+        ("hami-core", "", ("hami-core", "hami-core")),
+        ("driver", "", ("driver", "hami-core")),
+        ("time", "", "GpuSharingMode"),
+        ("time", "time", ("driver", "time")),
+        ("hami-core", "driver", "GpuSharingMode"),
+        ("driver", "none", ("none", "none")),
+        ("time", "none", "GpuSharingMode"),
+    ],
+)
+def test_a_share_joins_the_mode_of_its_device_or_waits(mode: Any, demand: str, held: Any) -> None:
+    card = device(offer=BOTH)
+    shared = structs.replace(use(100, 0, 1), mode=mode)
+
+    answer = Cluster(ledger_node("n", (card, shared))).place(part_of(demand))
+
+    if isinstance(answer, Placement):
+        [share] = answer.shares
+        assert (share.memory, share.compute) == held
+        assert share.mode == mode
+    else:
+        assert answer.counts == ((held, 1),)
+        assert f"in mode {mode}" in answer.nearest_nodes[0].devices[0].reason
+
+
+def test_placements_that_the_ledger_has_not_counted_decide_on_the_mode() -> None:
+    cluster = Cluster(ledger_node("n", device(offer=BOTH)))
+
+    first = cluster.place(part_of("time"))
+    second = cluster.place(part_of(""))
+
+    assert isinstance(first, Placement)
+    assert not isinstance(second, Placement)
+    assert second.counts == (("GpuSharingMode", 1),)
+
+
+def test_whole_devices_are_exclusive_whatever_is_demanded() -> None:
+    whole = request(GpuRequest(container="c", gpus=1, whole=True, held_by=HeldBy(memory="driver")))
+
+    answer = Cluster(ledger_node("n", device())).place(whole)
+
+    assert isinstance(answer, Placement)
+    assert (answer.shares[0].memory, answer.shares[0].mode) == ("exclusive", "exclusive")
+
+
+@pytest.mark.parametrize(
+    ("limits", "demand", "advice"),
+    [
+        (PART, "exclusive", "request whole GPUs, such as nvidia.com/gpu: 1"),
+        ({"nvidia.com/gpu": 1}, "mig", "request memory by resource names"),
+    ],
+)
+def test_an_enforcer_that_cannot_apply_is_denied(
+    limits: dict[str, int], demand: str, advice: str
+) -> None:
+    with pytest.raises(RequestError, match=advice):
+        part_of(demand, limits)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_namespace", "found"),
+    [
+        (None, "driver", "driver"),
+        ("hami-core", "driver", None),
+        ("gpu", "", "annotation leasehold.dev/isolation is 'gpu': write strict"),
+        (None, "gpu", "namespace team-a: annotation leasehold.dev/isolation is 'gpu'"),
+    ],
+)
+def test_a_pod_has_the_demand_of_its_namespace_unless_it_has_its_own(
+    own: str | None, of_namespace: str, found: str | None
+) -> None:
+    notes = {ISOLATION: own} if own else {}
+    limits = {name: str(amount) for name, amount in PART.items()}
+    pod = reviews.pod(container("main", limits), notes=notes)
+
+    decision = decided(pod, isolation=of_namespace)
+
+    if decision.allowed:
+        added = [patch.value for patch in decision.patches if "annotations" in patch.path]
+        assert added == ([{ISOLATION: found}] if found else [])
+    else:
+        assert found is not None
+        assert found in decision.message
