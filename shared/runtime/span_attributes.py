@@ -59,8 +59,10 @@ def pod_attributes(event: Event) -> Attributes:
     uid = claim if is_claim else getattr(subject, "pod", None)
     if not uid:
         return {}
+    namespace = getattr(subject, "namespace", None)  # requests about a pod name it by UID alone
+    name = getattr(subject, "name", "")
     node = getattr(subject, "node", None)
-    return _attributes(subject.namespace, subject.name, uid, node, is_claim=is_claim)
+    return _attributes(namespace, name, uid, node, is_claim=is_claim)
 
 
 def lease_attributes(lease: Lease) -> Attributes:

@@ -5,10 +5,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import msgpack
 import msgspec.inspect as types
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind
 
 from services.topology import roles
 from shared.model.errors import RequestError
@@ -16,6 +20,9 @@ from shared.model.events.event import EVENTS, Event
 from shared.model.events.pod_events import PodTerminated
 from shared.model.names import Namespace
 from shared.nats import wire
+from shared.runtime.settings import ServiceSettings
+from shared.runtime.span_attributes import holder_of
+from shared.runtime.telemetry import open_tracing
 from tests.support.samples import KINDS, NODE, POD, SAMPLES
 
 
@@ -31,6 +38,19 @@ def test_unknown_fields_are_ignored(sample: Event) -> None:
     form["events"][0]["a_field_of_tomorrow"] = 1
 
     assert wire.decode(msgpack.packb(form), type(sample)) == [sample]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.subject)
+def test_the_handling_of_every_event_is_traced_under_the_pod_that_it_names(
+    sample: Event, tmp_path: Path
+) -> None:
+    tracing = open_tracing("test", ServiceSettings(trace_dir=tmp_path))
+
+    _, spans = tracing.start("handle", [sample], kind=SpanKind.CONSUMER)
+
+    pods = [cast("ReadableSpan", span).attributes for span in spans]
+    if hasattr(sample, "pod") and hasattr(sample, "trace"):
+        assert [holder_of(attributes or {}) for attributes in pods] == [sample.pod]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", msgpack.packb({"v": 2}), msgpack.packb([1])])
