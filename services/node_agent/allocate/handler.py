@@ -374,8 +374,10 @@ class AllocationHandler:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
-        in an old list: PodResources are not. So a container that was served before counts only if
-        no such pod waits: an old list may have the earlier pod of the same name.
+        in an old list: PodResources are not. So a container that was served or refused before
+        counts only if no such pod waits: an old list may have the earlier pod of the same name, or
+        show one that has failed as pending. Without a reply on the leases, a refused one never
+        counts.
         """
         node = self.node
         snapshot = self.node.require_snapshot()
@@ -399,21 +401,27 @@ class AllocationHandler:
         result = resolve(pods)
         served = self._history(resource).allocated
         candidates = result.candidates if isinstance(result, AmbiguousContainer) else (result,)
+        unserved = [
+            candidate
+            for candidate in candidates
+            if (candidate.pod.uid, candidate.container.name) not in served
+        ]
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
-        if any(
-            (candidate.pod.uid, candidate.container.name) not in served for candidate in candidates
-        ):
+        if any(candidate.pod.uid not in node.refused for candidate in unserved):
             return result, blind
+        possible_pods = pods
         try:
             await node.lease_sync.fetch()
         except UnavailableError as error:
-            if not candidates:
+            possible_pods = tuple(pod for pod in pods if pod.uid not in node.refused)
+            if len(unserved) == len(candidates):
                 blind = (
                     f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
                 )
         leases = node.leases.leases.values()
         implied = implied_pods(leases, snapshot, node.checkpoint.allocated)
-        return resolve((*pods, *unlisted_pods(pods, implied, pod_resources))), blind
+        unlisted = unlisted_pods(pods, implied, pod_resources)
+        return resolve((*possible_pods, *unlisted)), blind
 
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
