@@ -12,7 +12,7 @@ from msgspec import structs
 from services.node_agent.allocate.handler import LEASE_WAIT_S, ROOM_S
 from services.node_agent.allocate.patience import PAUSE_S
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.leases.lease import Lease, MigPlacement
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.allocation_handler import (
@@ -187,6 +187,33 @@ async def test_a_pod_does_not_count_as_a_failed_one_while_no_binder_replies(
         await later(world, lambda: setattr(world.ledger, "unavailable", False))
 
     assert world.allocated == ["uid-b"]
+
+
+async def test_a_bound_pod_in_no_list_waits_for_a_lease_that_is_reserved_after_a_rollback(
+    world: HandlerWorld,
+) -> None:
+    await refuse_first(world)
+    world.kubelet.active = frozenset({("default", "a"), ("default", "b")})
+    reserved = world.lease("b", share(0, 2000), state=LeaseState.RESERVED)
+
+    def commit() -> None:
+        world.ledger.grant(structs.replace(reserved, state=LeaseState.BOUND, version=9))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.allocate())
+        await later(world, commit)
+
+    assert world.allocated == ["uid-b"]
+
+
+async def test_a_lease_that_stays_reserved_is_named(world: HandlerWorld) -> None:
+    world.kubelet.active = frozenset({("default", "a")})
+    world.lease("a", share(0, 2000), state=LeaseState.RESERVED)
+
+    with pytest.raises(UnavailableError, match="lease of pod default/a is only reserved"):
+        await world.allocate()
+
+    assert world.allocated == []
 
 
 async def test_a_device_whose_holder_is_not_seen_to_run_or_to_have_ended_is_waited_for(
