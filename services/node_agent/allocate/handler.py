@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+from msgspec import structs
+
 from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     NodeSnapshot,
@@ -374,8 +376,11 @@ class AllocationHandler:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
-        in an old list: PodResources are not. So a container that was served before counts only if
-        no such pod waits: an old list may have the earlier pod of the same name.
+        in an old list: PodResources are not. So a container that was served or refused before
+        counts only if no such pod waits: an old list may have the earlier pod of the same name, or
+        show one that has failed as pending. Without a reply on the leases, a refused one never
+        counts. A pod with a lease that is only reserved, as after a rollback of the ledger, is no
+        candidate yet: it is waited for.
         """
         node = self.node
         snapshot = self.node.require_snapshot()
@@ -396,24 +401,62 @@ class AllocationHandler:
                 device_ids=device_ids,
             )
 
+        def unlisted(leases: Iterable[Lease]) -> tuple[KubeletPod, ...]:
+            implied = implied_pods(leases, snapshot, node.checkpoint.allocated)
+            return unlisted_pods(pods, implied, pod_resources)
+
         result = resolve(pods)
-        served = self._history(resource).allocated
-        candidates = result.candidates if isinstance(result, AmbiguousContainer) else (result,)
+        candidates = _candidates_of(result)
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
-        if any(
-            (candidate.pod.uid, candidate.container.name) not in served for candidate in candidates
-        ):
+        if self._unanswered(candidates, resource):
             return result, blind
+        possible_pods = pods
         try:
             await node.lease_sync.fetch()
         except UnavailableError as error:
-            if not candidates:
+            possible_pods = tuple(pod for pod in pods if pod.uid not in node.refused)
+            if not self._served(candidates, resource):
                 blind = (
                     f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
                 )
         leases = node.leases.leases.values()
-        implied = implied_pods(leases, snapshot, node.checkpoint.allocated)
-        return resolve((*pods, *unlisted_pods(pods, implied, pod_resources))), blind
+        result = resolve((*possible_pods, *unlisted(leases)))
+        if self._unanswered(_candidates_of(result), resource):
+            return result, blind
+        committed = (
+            structs.replace(lease, state=LeaseState.BOUND)
+            for lease in leases
+            if lease.state is LeaseState.RESERVED
+        )
+        awaited = self._unanswered(_candidates_of(resolve(unlisted(committed))), resource)
+        if awaited:
+            pod = awaited[0].pod
+            return (
+                AmbiguousContainer(awaited),
+                f"the lease of pod {pod.namespace}/{pod.name} is only reserved",
+            )
+        return result, blind
+
+    def _served(
+        self, candidates: Iterable[ContainerCandidate], resource: str
+    ) -> tuple[ContainerCandidate, ...]:
+        served = self._history(resource).allocated
+        return tuple(
+            candidate
+            for candidate in candidates
+            if (candidate.pod.uid, candidate.container.name) in served
+        )
+
+    def _unanswered(
+        self, candidates: Sequence[ContainerCandidate], resource: str
+    ) -> tuple[ContainerCandidate, ...]:
+        """Return the candidates that were neither served nor refused before."""
+        served = self._served(candidates, resource)
+        return tuple(
+            candidate
+            for candidate in candidates
+            if candidate not in served and candidate.pod.uid not in self.node.refused
+        )
 
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
@@ -455,6 +498,12 @@ class AllocationHandler:
                 if late or not (is_reserved or other):
                     return lease
             await self.node.clock.sleep(FETCH_PAUSE_S)
+
+
+def _candidates_of(
+    result: ContainerCandidate | AmbiguousContainer,
+) -> tuple[ContainerCandidate, ...]:
+    return result.candidates if isinstance(result, AmbiguousContainer) else (result,)
 
 
 def _is_other(lease: Lease, candidate: ContainerCandidate) -> bool:

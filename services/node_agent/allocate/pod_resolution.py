@@ -54,9 +54,16 @@ def resolve_container(
     """Return the one container that the kubelet can be allocating `count` devices for.
 
     The kubelet repeats a call for a refused or served pod only after it has lost its own
-    checkpoint: such candidates count when there are no others.
+    checkpoint: such candidates count when there are no others. PodResources, unless they list no
+    pods, list the pod that is being admitted: another one has ended, whatever an old list shows.
     """
-    live = [pod for pod in pods if not pod.terminal and pod.uid not in history.over]
+    live = [
+        pod
+        for pod in pods
+        if not pod.terminal
+        and pod.uid not in history.over
+        and (not pod_resources.pods or (pod.namespace, pod.name) in pod_resources.pods)
+    ]
     holders = pod_resources.holders(resource)
     waiting = [
         candidate
@@ -73,8 +80,10 @@ def resolve_container(
         and set(history.allocated[c.pod.uid, c.container.name]) == set(device_ids)
     ]
     for candidates in (fresh, repeated, [*waiting, *again]):
+        if len(candidates) == 1:
+            return candidates[0]
         if candidates:
-            return _only(candidates, pod_resources)
+            return AmbiguousContainer(tuple(candidates))
     return AmbiguousContainer(())
 
 
@@ -132,11 +141,3 @@ def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletCon
         if not container.init:
             break
     return leading
-
-
-def _only(
-    candidates: list[ContainerCandidate], pod_resources: PodResources
-) -> ContainerCandidate | AmbiguousContainer:
-    active = [c for c in candidates if (c.pod.namespace, c.pod.name) in pod_resources.pods]
-    left = active if len(candidates) > 1 and active else candidates
-    return left[0] if len(left) == 1 else AmbiguousContainer(tuple(left))

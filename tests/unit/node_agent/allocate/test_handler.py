@@ -12,7 +12,7 @@ from msgspec import structs
 from services.node_agent.allocate.handler import LEASE_WAIT_S, ROOM_S
 from services.node_agent.allocate.patience import PAUSE_S
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.leases.lease import Lease, MigPlacement
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.allocation_handler import (
@@ -76,13 +76,14 @@ async def test_the_calls_wait_for_a_binder_that_does_not_respond(
 async def test_calls_that_follow_one_another_wait_only_once_and_say_what_is_not_seen(
     world: HandlerWorld,
 ) -> None:
-    world.add_leased("a", share(0, 1000))
     world.ledger.unavailable = True
     ticks = world.node.clock.ticks
     waited = []
-    for _ in range(2):
+    for name in ("a", "b"):
+        world.add_leased(name, share(0, 1000))
         began = ticks()
-        with pytest.raises(UnavailableError, match=r"no reply within .* whether pod default/a"):
+        unseen = rf"no reply within .* whether pod default/{name}"
+        with pytest.raises(UnavailableError, match=unseen):
             await world.allocate()
         waited.append(ticks() - began)
 
@@ -144,6 +145,75 @@ async def test_a_pod_gets_nothing_of_its_namesake_that_an_old_list_has_instead(
     await world.allocate(*preferred)
 
     assert (preferred, world.allocated) == ([OTHER], ["uid-a", "uid-again"])
+
+
+async def refuse_first(world: HandlerWorld) -> None:
+    """Refuse pod `a`, which the kubelet's old list shows as pending from now on."""
+    world.add_leased("a", share(1, 1000))
+    with pytest.raises(RequestError, match="the lease is for 1 of"):
+        await world.allocate()
+
+
+@pytest.mark.parametrize(
+    ("active", "has_restarted"), [("b", False), ("ab", False), ("b", True)], ids=str
+)
+async def test_a_pod_gets_nothing_of_a_failed_one_that_an_old_list_has_instead(
+    world: HandlerWorld, active: str, *, has_restarted: bool
+) -> None:
+    """Kubelets before 1.34 list failed pods as active."""
+    await refuse_first(world)
+    world.kubelet.active = frozenset(("default", name) for name in active)
+    if has_restarted:
+        world.node.refused.clear()
+    world.lease("b", share(0, 2000))
+
+    preferred = await world.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)
+    await world.allocate(*preferred)
+
+    assert (preferred, world.allocated) == ([SLOT], ["uid-b"])
+
+
+async def test_a_pod_does_not_count_as_a_failed_one_while_no_binder_replies(
+    world: HandlerWorld,
+) -> None:
+    await refuse_first(world)
+    await world.node.clock.sleep(PAUSE_S + 1)
+    world.kubelet.active = frozenset({("default", "a"), ("default", "b")})
+    world.lease("b", share(0, 2000))
+    world.ledger.unavailable = True
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.allocate())
+        await later(world, lambda: setattr(world.ledger, "unavailable", False))
+
+    assert world.allocated == ["uid-b"]
+
+
+async def test_a_bound_pod_in_no_list_waits_for_a_lease_that_is_reserved_after_a_rollback(
+    world: HandlerWorld,
+) -> None:
+    await refuse_first(world)
+    world.kubelet.active = frozenset({("default", "a"), ("default", "b")})
+    reserved = world.lease("b", share(0, 2000), state=LeaseState.RESERVED)
+
+    def commit() -> None:
+        world.ledger.grant(structs.replace(reserved, state=LeaseState.BOUND, version=9))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.allocate())
+        await later(world, commit)
+
+    assert world.allocated == ["uid-b"]
+
+
+async def test_a_lease_that_stays_reserved_is_named(world: HandlerWorld) -> None:
+    world.kubelet.active = frozenset({("default", "a")})
+    world.lease("a", share(0, 2000), state=LeaseState.RESERVED)
+
+    with pytest.raises(UnavailableError, match="lease of pod default/a is only reserved"):
+        await world.allocate()
+
+    assert world.allocated == []
 
 
 async def test_a_device_whose_holder_is_not_seen_to_run_or_to_have_ended_is_waited_for(

@@ -75,7 +75,10 @@ ONE_SHOWN = pod_resources_of(("a", "one"))
     [
         pytest.param((A, pod("plain", KubeletContainer(name="main"))), {}, "a/main", id="only"),
         pytest.param(
-            (A, B), {"pod_resources": pod_resources_of(("a", "main"))}, "b/main", id="shown"
+            (A, B),
+            {"pod_resources": pod_resources_of(("a", "main"), pods=("b",))},
+            "b/main",
+            id="shown",
         ),
         pytest.param((A, B), {"given": allocated(a_main="x")}, "b/main", id="not shown yet"),
         pytest.param((pod("ended", phase="Failed"), RUNNING, pod("new")), {}, "new/main", id="new"),
@@ -91,6 +94,9 @@ ONE_SHOWN = pod_resources_of(("a", "one"))
         pytest.param((A, B), {}, "2", id="equal pods"),
         pytest.param(
             (A, B), {"pod_resources": pod_resources_of(pods=("b",))}, "b/main", id="active"
+        ),
+        pytest.param(
+            (A,), {"pod_resources": pod_resources_of(pods=("b",))}, "0", id="in an old list only"
         ),
         pytest.param((A, B), {"refused": ("a",)}, "b/main", id="another was refused"),
         pytest.param((A,), {"refused": ("a",)}, "a/main", id="refused and alone"),
