@@ -127,9 +127,9 @@ async def test_a_member_without_gpus_starts_with_its_gang(at: Scene) -> None:
 async def test_no_pod_is_preempted_on_a_gpu_that_is_claimed_for_a_start(at: Scene) -> None:
     await at.running("old", gpu=1, mib=16_000)
     await running(at, 0)  # has used less, so that it would be the one
-    gang = Gang(name="b/g", min_member=2)
+    gang = Gang(name="a/g", min_member=2)
     for number in (0, 1):
-        await at.waiting(f"g-{number}", mib=8_000, gang=gang, preempts=False)
+        await at.waiting(f"g-{number}", namespace="a", mib=8_000, gang=gang)
     binder = at.binder()
     await step(at, binder)
     [start] = await starts(at)

@@ -287,12 +287,10 @@ class Scene:
         mib: int = 8_000,
         gpus: int = 1,
         since: float = 0.0,
-        preempts: bool = True,
         **fields: Any,
     ) -> PodUid:
         """A pod that fits nowhere."""
-        spec = {} if preempts else {"preemptionPolicy": "Never"}
-        made = await self.pod(name, namespace, spec=spec)
+        made = await self.pod(name, namespace, spec={})
         uid = PodUid(made["metadata"]["uid"])
         queued = waiting_pod(uid, namespace=namespace, name=name, mib=mib, gpus=gpus, **fields)
         capacity = await self.ledger.capacity()
