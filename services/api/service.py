@@ -253,7 +253,10 @@ class ApiService:
     async def watch_problems(self) -> None:
         nodes = {view.node for view in self.projection.devices.values()}
         self.missing = self.components.missing(nodes, self.clock.now())
-        problems = self.cluster(all_namespaces).all_problems()
+        cluster = self.cluster(all_namespaces)
+        affected = {(item.name, item.cause) for item in cluster.affected_objects()}
+        self.feed.publish(self.projection.add_problems(affected, self.clock.now()))
+        problems = cluster.all_problems()
         if problems != self._problems:
             self._problems = problems
             self.feed.publish({PROBLEMS})

@@ -1,11 +1,15 @@
 """Pods of the API server, as the commands read them; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shared.dialects import GPU_RESOURCES
 from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod, ObjectMeta
+from shared.model.errors import RequestError
 from shared.model.names import Namespace, PodUid
+from shared.model.quantity import parse_quantity
+from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.pods.observed_pod import rejection_of
 
 
@@ -20,6 +24,8 @@ class PodSummary:
     gates: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     """In its spec."""
+    requests_gpus: bool = True
+    """By a resource that a dialect has, of which it requests more than none, or by a claim."""
     unknown: tuple[str, ...] = ()
     """Resources that it requests and no dialect has, and whose names are those of GPUs."""
     controller: str = ""
@@ -53,8 +59,25 @@ def _controller_of(meta: ObjectMeta) -> str:
     return next(owners, "")
 
 
+def _amounts(pod: ApiPod) -> Iterator[tuple[str, object]]:
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        yield from {**container.resources.requests, **container.resources.limits}.items()
+
+
+def _is_none(amount: object) -> bool:
+    try:
+        return parse_quantity(str(amount)) == 0
+    except RequestError:
+        return False
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
     return PodSummary(
+        requests_gpus=bool(pod.spec.resource_claims)
+        or any(
+            name.startswith(EXTENDED_RESOURCES) or (name in GPU_RESOURCES and not _is_none(amount))
+            for name, amount in _amounts(pod)
+        ),
         controller=_controller_of(pod.metadata),
         deployment=_deployment_of(pod.metadata),
         revision=pod.metadata.labels.get(POD_TEMPLATE_HASH, ""),
@@ -66,13 +89,7 @@ def summary_of(pod: ApiPod) -> PodSummary:
         scheduler=pod.spec.scheduler_name,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
-        unknown=tuple(
-            unknown_gpus(
-                name
-                for container in (*pod.spec.init_containers, *pod.spec.containers)
-                for name in {**container.resources.requests, **container.resources.limits}
-            )
-        ),
+        unknown=tuple(unknown_gpus(name for name, _ in _amounts(pod))),
         annotations=pod.metadata.annotations,
         rejection=rejection_of(pod.status),
         unschedulable_message=next(

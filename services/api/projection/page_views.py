@@ -80,7 +80,7 @@ class QueueView(View, frozen=True, kw_only=True):
 
 
 class EventView(View, frozen=True, kw_only=True):
-    """One recent step of a pod."""
+    """One recent step of a pod, change of a budget, or beginning or end of a problem."""
 
     number: int
     at: float

@@ -208,13 +208,26 @@ def problems_of(
     now: float,
 ) -> tuple[Problem, ...]:
     causes: dict[str, list[AffectedObject]] = {}
-    if data.ledger_at and now - data.ledger_at > OLD_S:
-        name = "everything shown is old"
-        causes[OLD] = [AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
-    for affected in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
+    for affected in affected_objects(projection, components, data, visible=visible, now=now):
         causes.setdefault(affected.cause, []).append(affected)
     problems = [_problem(cause, affected_objects) for cause, affected_objects in causes.items()]
     return tuple(sorted(problems, key=lambda problem: SEVERITIES.index(problem.severity)))
+
+
+def affected_objects(
+    projection: Projection,
+    components: Iterable[AffectedObject],
+    data: DataAge,
+    *,
+    visible: Callable[[Namespace], bool],
+    now: float,
+) -> Iterator[AffectedObject]:
+    if data.ledger_at and now - data.ledger_at > OLD_S:
+        name = "everything shown is old"
+        yield AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)
+    yield from components
+    yield from _sick_or_closed(projection, visible)
+    yield from _cordoned(projection)
 
 
 def _sick_or_closed(

@@ -5,14 +5,14 @@ what has changed. `now` is in Unix seconds.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from msgspec import structs
 
 from services.api.projection.lease_views import device_view, held_share
 from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
-from services.api.projection.recent_events import PodEvent, RecentEvents
+from services.api.projection.recent_events import PodEvent, ProblemKey, RecentEvents
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Budget, LeaseClass
 from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
 from shared.model.budgets.weights import weigh
@@ -200,11 +200,18 @@ class Projection:
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
         """Replace budgets by newer ones; older events are ignored."""
         before = dict(self.budgets)
+        changed: set[ChangeKey] = set()
         for event in events:
             earlier = self.budgets.get(event.namespace)
             if earlier is None or earlier.reported_at <= event.reported_at:
                 self.budgets[event.namespace] = event
-        return frozenset() if self.budgets == before else frozenset({NAMESPACES})
+                if earlier is not None and earlier.state != event.state:
+                    self.events.add_budget_state(event.namespace, event.state, event.reported_at)
+                    changed.add(EVENTS)
+        return frozenset(changed if self.budgets == before else {*changed, NAMESPACES})
+
+    def add_problems(self, problems: Collection[ProblemKey], now: float) -> frozenset[ChangeKey]:
+        return frozenset({EVENTS}) if self.events.add_problems(problems, now) else frozenset()
 
     def add_events(self, events: Sequence[PodEvent], now: float) -> frozenset[ChangeKey]:
         return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
@@ -283,7 +290,7 @@ class Projection:
                 *(pod.queued.namespace for pod in self.waiting.values()),
                 *(pod.queued.namespace for pod in self.gated.values()),
                 *self.budgets,
-                *(event.namespace for event in self.events.latest),
+                *(event.namespace for event in self.events.latest if event.namespace),
                 *(event.for_namespace for event in self.events.latest if event.beneficiary),
             }
         )

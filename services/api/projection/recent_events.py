@@ -1,9 +1,13 @@
-"""Recent events: one per step of a pod, with the time since the previous step; pure."""
+"""Recent events: steps of pods, with the time since the previous step, and problems; pure.
+
+Each kind of subject has room of its own: many waiting pods, or a busy agent, leave the events of
+others.
+"""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from services.api.projection.page_views import EventView
 from shared.model.events.event import Event
@@ -24,9 +28,16 @@ from shared.model.names import Namespace, PodUid
 from shared.model.views.pods import SpanView
 
 MAX_EVENTS = 200
+"""Of pods."""
+MAX_WAITING = 100
+"""Of these, that a pod waits."""
 MAX_EVENTS_OF_AGENT = 20
+MAX_PROBLEMS = 100
+MAX_PROBLEMS_OF_OBJECT = 10
 MAX_PODS = 20_000
 
+ProblemKey = tuple[str, str]
+"""The object that is affected, such as `GPU 3 of node-0`, and the cause."""
 AgentEvent = ShareActivated | ShareRefused | ViolationFound
 PodEvent = (
     PodQueued
@@ -70,20 +81,34 @@ CAUSES = {
 TERMINAL = ("Succeeded", "Failed")
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
 """Repetitions are ignored."""
+WAITING = STEPS[PlacementRefused][0]
+PROBLEM = "problem"
+SOLVED = "solved"
+BUDGET = "budget"
 TRACED_STEPS = frozenset({"queued", "waiting", "placed", "bound", "running", "terminated"})
 
 
 class RecentEvents:
-    """Oldest first."""
-
     def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
-        self.latest: deque[EventView] = deque(maxlen=MAX_EVENTS)
+        self._of_pods: deque[EventView] = deque(maxlen=MAX_EVENTS)
+        self._of_problems: deque[EventView] = deque(maxlen=MAX_PROBLEMS)
+        self._seen: frozenset[ProblemKey] = frozenset()
+        """The problems at the last reading."""
+        self._begun: dict[ProblemKey, float] = {}
+        """When each problem that goes on began."""
         self._lease_of = lease_of
         self._leases: OrderedDict[PodUid, Lease] = OrderedDict()
         """The latest leases that binders and placers published."""
+        self._waits_for: OrderedDict[PodUid, str] = OrderedDict()
+        """The reason for which each pod waited last."""
         self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
         self._number = 0
         self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
+
+    @property
+    def latest(self) -> list[EventView]:
+        """The events, oldest first."""
+        return sorted((*self._of_pods, *self._of_problems), key=attrgetter("number"))
 
     def add(self, events: Sequence[PodEvent], now: float) -> bool:
         """Return whether any event was new."""
@@ -104,12 +129,18 @@ class RecentEvents:
         steps = self._steps_of(pod) if pod else {}
         if kind in ONCE_PER_POD and kind in steps:
             return
+        if isinstance(event, PlacementRefused) and self._waits_already(event):
+            return
         since = steps.get(follows)
         steps[kind] = now
         self._number += 1
         if isinstance(event, AgentEvent):
-            self._make_room(event.node)
-        self.latest.append(
+            of_agent = [it for it in self._of_pods if it.node == node and it.kind in AGENT_STEPS]
+            _make_room(self._of_pods, of_agent, MAX_EVENTS_OF_AGENT)
+        if kind == WAITING:
+            waiting = [it for it in self._of_pods if it.kind == kind]
+            _make_room(self._of_pods, waiting, MAX_WAITING)
+        self._of_pods.append(
             EventView(
                 number=self._number,
                 at=now,
@@ -123,11 +154,72 @@ class RecentEvents:
             )
         )
 
-    def _make_room(self, node: str) -> None:
-        """Forget the oldest event that a node's agent has reported, if there are many."""
-        of_agent = [step for step in self.latest if step.node == node and step.kind in AGENT_STEPS]
-        if len(of_agent) >= MAX_EVENTS_OF_AGENT:
-            self.latest.remove(of_agent[0])
+    def _waits_already(self, event: PlacementRefused) -> bool:
+        """Record why a pod waits; return whether it has waited for the same reason before.
+
+        The numbers in a refusal change with each retry; the reason that excludes most nodes does
+        not.
+        """
+        refusal = event.refusal
+        reason = refusal.counts[0][0] if refusal.counts else refusal.reason
+        before = self._waits_for.pop(event.pod, None)
+        self._waits_for[event.pod] = reason
+        while len(self._waits_for) > MAX_PODS:
+            self._waits_for.popitem(last=False)
+        return before == reason
+
+    def add_problems(self, problems: Collection[ProblemKey], now: float) -> bool:
+        """Replace the problems; return whether one has begun or ended.
+
+        A problem begins when it is seen a second time, as components of an API that has just
+        started may still be about to report.
+        """
+        before = self._number
+        current = frozenset(problems)
+        for key in sorted(self._begun.keys() - current):
+            self._add_problem(SOLVED, key, now, began_at=self._begun.pop(key))
+        for key in sorted((current & self._seen) - self._begun.keys()):
+            self._add_problem(PROBLEM, key, now)
+            self._begun[key] = now
+        self._seen = current
+        return self._number > before
+
+    def _add_problem(
+        self, kind: str, key: ProblemKey, now: float, began_at: float | None = None
+    ) -> None:
+        name, cause = key
+        of_object = [event for event in self._of_problems if event.name == name]
+        _make_room(self._of_problems, of_object, MAX_PROBLEMS_OF_OBJECT)
+        self._number += 1
+        self._of_problems.append(
+            EventView(
+                number=self._number,
+                at=now,
+                kind=kind,
+                namespace=Namespace(""),
+                name=name,
+                pod=None,
+                node="",
+                text=cause,
+                latency_s=None if began_at is None else max(now - began_at, 0.0),
+            )
+        )
+
+    def add_budget_state(self, namespace: Namespace, state: str, at: float) -> None:
+        self._number += 1
+        self._of_problems.append(
+            EventView(
+                number=self._number,
+                at=at,
+                kind=BUDGET,
+                namespace=namespace,
+                name="",
+                pod=None,
+                node="",
+                text=state,
+                latency_s=None,
+            )
+        )
 
     def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
         """Add the evictions that the previous reading of the journal did not have."""
@@ -140,7 +232,7 @@ class RecentEvents:
             if (record.preemption, record.pod, record.at) in evictions:
                 continue
             self._number += 1
-            self.latest.append(
+            self._of_pods.append(
                 EventView.from_attributes(
                     record,
                     number=self._number,
@@ -199,6 +291,11 @@ class RecentEvents:
         while len(self._steps) > MAX_PODS:
             self._steps.popitem(last=False)
         return steps
+
+
+def _make_room(events: deque[EventView], alike: Sequence[EventView], most: int) -> None:
+    if len(alike) >= most:
+        events.remove(alike[0])
 
 
 def pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:

@@ -10,8 +10,15 @@ from msgspec import UNSET, UnsetType, structs
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import hidden_share, idle_holder
 from services.api.projection.page_views import EventView, NamespaceView, NodeView, QueueView
-from services.api.projection.problems import AffectedObject, DataAge, Problem, problems_of
+from services.api.projection.problems import (
+    AffectedObject,
+    DataAge,
+    Problem,
+    affected_objects,
+    problems_of,
+)
 from services.api.projection.projection import ChangeKey, Projection
+from services.api.projection.recent_events import PROBLEM, SOLVED
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
 from shared.model.leases.lease import Lease, ends_by, expected_end
@@ -143,6 +150,12 @@ class VisibleCluster:
 
     def all_problems(self) -> tuple[Problem, ...]:
         return problems_of(
+            self.projection, self.components, self.data, visible=self.visible, now=self.now
+        )
+
+    def affected_objects(self) -> Iterator[AffectedObject]:
+        """Yield what `all_problems` groups by cause."""
+        return affected_objects(
             self.projection, self.components, self.data, visible=self.visible, now=self.now
         )
 
@@ -384,8 +397,14 @@ class VisibleCluster:
         return tuple(
             self._event(event)
             for event in self.projection.events.latest
-            if event.number > after and self.visible(event.namespace)
+            if event.number > after and self._is_visible(event)
         )
+
+    def _is_visible(self, event: EventView) -> bool:
+        """A problem is visible to all viewers, unless it names a pod of a hidden namespace."""
+        if event.kind in {PROBLEM, SOLVED}:
+            return bool(visible_fault(event.text, self.visible))
+        return self.visible(event.namespace)
 
     def _event(self, event: EventView) -> EventView:
         is_shown = not event.beneficiary or self.visible(event.for_namespace)

@@ -47,7 +47,7 @@ const KINDS = {
       event.beneficiary,
     ],
     node: (event) => [event.node].filter(Boolean),
-    namespace: (event) => [event.namespace],
+    namespace: (event) => [event.namespace].filter(Boolean),
     state: (event) => [event.kind],
   },
 };

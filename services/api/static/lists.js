@@ -299,12 +299,18 @@ class EventRow {
   }
 }
 
+/** What an event without a pod is about: an object of the cluster, or a namespace. */
+function subjectOf(event) {
+  return [event.namespace, event.name].filter(Boolean).join("/");
+}
+
 /** One event: its time, its kind, its pod, and what came of it. */
 export function eventParts(event) {
   const kind =
     event.kind.endsWith("failed") ||
     event.kind.endsWith("refused") ||
-    event.kind.startsWith("evict")
+    event.kind.startsWith("evict") ||
+    event.kind === "problem"
       ? "bad"
       : event.kind;
   const where = [event.node && `on ${event.node}`, event.beneficiary && `for ${event.beneficiary}`]
@@ -314,7 +320,7 @@ export function eventParts(event) {
   return [
     el("time", { class: "soft" }, clock(event.at)),
     el("b", { class: `kind-${kind}` }, event.kind),
-    event.pod ? podLink(event) : el("span", { class: "name" }, `${event.namespace}/${event.name}`),
+    event.pod ? podLink(event) : el("span", { class: "name" }, subjectOf(event)),
     el("span", { class: "about", title: about }, about),
     el("span", { class: "soft end" }, latency(event.latency_s)),
   ];

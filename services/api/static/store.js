@@ -5,7 +5,8 @@ const SILENT_MS = 25_000; // a delta comes at least every 10 s
 const OLD_LEDGER_S = 30;
 const RETRY_MS = 2000;
 const LOAD_MS = 30_000;
-const MAX_EVENTS = 200;
+const MAX_POD_EVENTS = 200;
+const MAX_OTHER_EVENTS = 100; // problems and budgets: many events of pods must not displace them
 
 export class Store {
   /** `changed(kinds)` is called after every change with a set of what has changed. */
@@ -92,7 +93,10 @@ export class Store {
     const last = this.events[0]?.number ?? 0;
     const added = found.filter((event) => event.number > last).reverse();
     if (!added.length) return;
-    this.events = [...added, ...this.events].slice(0, MAX_EVENTS);
+    const all = [...added, ...this.events];
+    const ofPods = all.filter((event) => event.pod).slice(0, MAX_POD_EVENTS);
+    const others = all.filter((event) => !event.pod).slice(0, MAX_OTHER_EVENTS);
+    this.events = [...ofPods, ...others].sort((a, b) => b.number - a.number);
     kinds.add("events");
   }
 

@@ -395,6 +395,14 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             f"requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
             next="; ".join(filter(None, (meant, "recreate the pod with the right resource"))),
         )
+    if not pod.requests_gpus:
+        return _explained(
+            pod,
+            "foreign",
+            "requests no GPU by a resource name that Leasehold knows",
+            next="write `nvidia.com/gpu: 1` into the limits of its container for one GPU, and "
+            "recreate the pod",
+        )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
     return _explained(

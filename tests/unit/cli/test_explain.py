@@ -328,6 +328,28 @@ def test_explain_names_the_resource_that_was_meant() -> None:
     assert answer.next.startswith("did you mean nvidia.com/gpu?")
 
 
+@pytest.mark.parametrize(
+    ("limits", "next_text"),
+    [
+        ({}, "write `nvidia.com/gpu: 1`"),
+        ({"nvidia.com/gpu": "0"}, "write `nvidia.com/gpu: 1`"),
+        ({"volcano.sh/vgpu-memory": 0}, "write `nvidia.com/gpu: 1`"),
+        ({"habana.ai/gaudi": "1"}, "write `nvidia.com/gpu: 1`"),
+        ({"nvidia.com/gpu": "1"}, "set spec.schedulerName to leasehold"),
+        ({"nvidia.com/gpu": "one"}, "set spec.schedulerName to leasehold"),
+    ],
+)
+def test_a_pod_without_gpus_is_not_sent_to_a_scheduler(
+    limits: dict[str, Any], next_text: str
+) -> None:
+    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+    pod = summary_of(msgspec.convert({"metadata": {"name": "p", "uid": "u"}, "spec": spec}, ApiPod))
+
+    answer = explained(replace(pod, scheduler="default-scheduler"), EMPTY)
+
+    assert (answer.verdict, answer.next.startswith(next_text)) == ("foreign", True)
+
+
 def test_explain_names_the_claims_that_another_scheduler_has_to_allocate() -> None:
     message = "0/1 nodes are available: 1 cannot allocate all claims"
     pod = replace(

@@ -70,6 +70,74 @@ def test_what_one_agent_reports_leaves_the_events_of_others() -> None:
     assert of_agent == [f"invented {number}" for number in range(980, 1_000)]
 
 
+def refused(pod: str, code: str, nodes: int = 1) -> PlacementRefused:
+    refusal = Refusal(reason=f"{nodes} nodes are available", counts=((code, nodes),))
+    return PlacementRefused(
+        pod=PodUid(pod), namespace=Namespace("default"), name=pod, refusal=refusal
+    )
+
+
+def test_a_pod_that_waits_on_for_the_same_reason_is_one_event() -> None:
+    recent = RecentEvents(lambda _: None)
+
+    for number in range(1, 5):
+        recent.add([refused("a", "Insufficient GPU memory", number)], float(number))
+    recent.add([refused("a", "Quota")], 5.0)
+
+    assert [(event.at, event.kind) for event in recent.latest] == [
+        (1.0, "waiting"),
+        (5.0, "waiting"),
+    ]
+
+
+def test_many_waiting_pods_leave_the_steps_of_others_and_problems() -> None:
+    recent = RecentEvents(lambda _: None)
+    recent.add(steps(), 1.0)
+    for _ in range(2):
+        recent.add_problems({("GPU 3 of n", "Unhealthy: XID 79")}, 2.0)
+
+    recent.add([refused(f"p{number}", "Quota") for number in range(1_000)], 3.0)
+
+    assert [event.kind for event in recent.latest][:5] == [
+        "queued",
+        "placed",
+        "bound",
+        "running",
+        "problem",
+    ]
+    assert len(recent.latest) == 105
+
+
+def test_a_problem_that_has_ended_stays_in_the_events_with_its_duration() -> None:
+    recent = RecentEvents(lambda _: None)
+    sick = {("GPU 3 of n", "Unhealthy: XID 79")}
+
+    assert not recent.add_problems(sick, 10.0)  # it may be a component that is about to report
+    assert recent.add_problems(sick, 12.0)
+    assert not recent.add_problems(sick, 14.0)
+    assert recent.add_problems(set(), 20.0)
+
+    assert [(event.kind, event.name, event.text, event.latency_s) for event in recent.latest] == [
+        ("problem", "GPU 3 of n", "Unhealthy: XID 79", None),
+        ("solved", "GPU 3 of n", "Unhealthy: XID 79", 8.0),
+    ]
+
+
+def test_a_gpu_that_fails_again_and_again_leaves_the_problems_of_others() -> None:
+    recent = RecentEvents(lambda _: None)
+    for _ in range(2):
+        recent.add_problems({("node-agent of b", "No heartbeats")}, 1.0)
+
+    for number in range(100):
+        for _ in range(2):
+            recent.add_problems(
+                {("node-agent of b", "No heartbeats"), ("GPU 0 of a", f"XID {number}")}, 2.0
+            )
+
+    assert recent.latest[0].name == "node-agent of b"
+    assert len(recent.latest) == 11
+
+
 def test_a_repeated_step_is_ignored() -> None:
     recent = RecentEvents(lambda _: None)
 
@@ -113,6 +181,30 @@ def test_an_older_budget_event_is_ignored() -> None:
     (shown,) = board.namespaces()
     assert shown.budget is not None
     assert shown.budget.state == "exhausted"
+
+
+def test_each_change_of_a_budgets_state_is_an_event() -> None:
+    board = Projection()
+    for at, state in enumerate(["ok", "ok", "exhausted", "ok"]):
+        board.update_budgets([budget(state=state, at=float(at))])
+
+    shown = [(event.at, event.kind, event.namespace, event.text) for event in board.events.latest]
+    assert shown == [(2.0, "budget", "a", "exhausted"), (3.0, "budget", "a", "ok")]
+
+
+def test_everybody_sees_problems_but_not_the_pods_of_others_in_them() -> None:
+    board = Projection()
+    of_pod = "Processes of pod other/train still hold memory"
+    for _ in range(2):
+        board.add_problems({("GPU 0 of n", "Unhealthy: XID 79"), ("GPU 1 of n", of_pod)}, 1.0)
+    board.update_budgets([budget("other", "ok", 1.0)])
+    board.update_budgets([budget("other", "exhausted", 2.0)])
+
+    of_team = seen(board, {Namespace("team")}.__contains__).events()
+    of_admin = seen(board).events()
+
+    assert [event.name for event in of_team] == ["GPU 0 of n"]
+    assert [event.text for event in of_admin] == ["Unhealthy: XID 79", of_pod, "exhausted"]
 
 
 def test_a_budgets_history_rises_by_charges_to_the_reported_balance() -> None:
