@@ -15,7 +15,7 @@ from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError
-from shared.model.views.gpus import MeasuredView, ShareView
+from shared.model.views.gpus import DeviceReservation, MeasuredView, ShareView
 from shared.model.views.view import View
 from shared.placing.anti_affinity import matches_labels
 
@@ -49,7 +49,9 @@ class GpuDeviceStatus(Status, frozen=True, kw_only=True, rename="camel"):
     index: Annotated[int, Meta(description="Its number on the node.")]
     uuid: Gpu
     model: Gpu
-    phase: Annotated[str, Meta(description="Ready, Closed (gets no new pods) or Unhealthy.")]
+    phase: Annotated[
+        str, Meta(description="Ready, Reserved, Closed (gets no new pods) or Unhealthy.")
+    ]
     message: Annotated[str, Meta(description="Why it is not Ready.")]
     mode: Annotated[str, Meta(description="How it is shared: hami-core or mig.")]
     memory_mib: Mib
@@ -139,9 +141,11 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     """Yield the devices, which name no pod: any reader of nodes may see them."""
     projection = cluster.projection
     for view in projection.devices.values():
-        closed = projection.closed_by(view)
-        phase = "Closed" if closed else "Ready"
-        message = closed
+        message = projection.closed_by(view)
+        phase = "Closed" if message else "Ready"
+        if view.reservation and not message:
+            phase = "Reserved"
+            message = DeviceReservation(until=view.reservation.until).text
         if not view.healthy:
             fault = visible_fault(view.fault, lambda _: False)
             phase = "Unhealthy"

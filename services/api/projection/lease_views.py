@@ -9,7 +9,7 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, NodeName
 from shared.model.quantity import HOUR_S
 from shared.model.views.budgets import BudgetView, IdleHolder
-from shared.model.views.gpus import DeviceView, HeldShare
+from shared.model.views.gpus import DeviceReservation, DeviceView, HeldShare
 from shared.model.views.pods import FinishedPod
 
 SHOWN_TO_ALL = (
@@ -20,7 +20,13 @@ SHOWN_TO_ALL = (
 
 
 def device_view(
-    node: NodeName, device: Device, use: DeviceUse, *, excluded: str, shares: tuple[HeldShare, ...]
+    node: NodeName,
+    device: Device,
+    use: DeviceUse,
+    *,
+    excluded: str,
+    shares: tuple[HeldShare, ...],
+    reservation: DeviceReservation | None = None,
 ) -> DeviceView:
     use = use.taken
     layout = next((layout for layout in device.layouts if layout.name == use.layout), None)
@@ -39,6 +45,7 @@ def device_view(
         instances=" + ".join(f"{profile.count} x {profile.name}" for profile in profiles),
         layouts=len(device.layouts),
         shares=shares,
+        reservation=reservation,
     )
 
 

@@ -22,9 +22,9 @@ from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.events.request_reply import UsageReply
 from shared.model.leases.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
 from shared.model.leases.ledger import NodeTotals, WaitingPod, waits_for_budget
-from shared.model.leases.preemption import PreemptionState
+from shared.model.leases.preemption import PreemptionState, devices_of
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.views.gpus import DeviceView, HeldShare, MeasuredView
+from shared.model.views.gpus import DeviceReservation, DeviceView, HeldShare, MeasuredView
 from shared.model.views.leases import StartView
 from shared.placing.run_times import RunTimes
 from shared.placing.starts import LeaseEnd, lease_end
@@ -57,6 +57,7 @@ class Projection:
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
+        self._reservations: Mapping[DeviceUuid, DeviceReservation] = {}
 
     def update_nodes(
         self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
@@ -82,6 +83,7 @@ class Projection:
                 use,
                 excluded=_excluded(device, closed),
                 shares=_with_usage(shares.get(device.uuid, ()), measured),
+                reservation=self._reservations.get(device.uuid),
             )
             for device, use in totals.node.devices
         ]
@@ -228,7 +230,23 @@ class Projection:
         if starts != self.starts:
             self.starts = starts
             changed.add(WAITING)
+        changed |= self._update_reservations(_reservations(state))
         return frozenset(changed | {EVENTS} if is_new else changed)
+
+    def _update_reservations(
+        self, reservations: Mapping[DeviceUuid, DeviceReservation]
+    ) -> set[ChangeKey]:
+        before, self._reservations = self._reservations, reservations
+        changed = {
+            uuid
+            for uuid in before.keys() | reservations.keys()
+            if before.get(uuid) != reservations.get(uuid) and uuid in self.devices
+        }
+        for uuid in changed:
+            self.devices[uuid] = structs.replace(
+                self.devices[uuid], reservation=reservations.get(uuid)
+            )
+        return {("device", uuid) for uuid in changed}
 
     def end_of(self, lease: Lease, now: float) -> LeaseEnd | None:
         return lease_end(lease, now, self.run_times.expected_s(lease))
@@ -317,6 +335,24 @@ class Projection:
         return next(
             (event.pod for event in latest if (event.namespace, event.name) == wanted), None
         )
+
+
+def _reservations(state: PreemptionState) -> dict[DeviceUuid, DeviceReservation]:
+    """Return for which pod or gang each device is kept that a plan claims."""
+    reservations: dict[DeviceUuid, DeviceReservation] = {}
+    for stored in state.open:
+        preemption = stored.preemption
+        if stored.claimed:
+            view = DeviceReservation(
+                namespace=preemption.preemptor_namespace, name=preemption.preemptor_name
+            )
+            reservations |= dict.fromkeys(devices_of(preemption.wanted), view)
+    for start in state.starts:
+        [first, *_] = start.wanted
+        name = f"gang {start.gang.name.rpartition('/')[2]}" if start.gang else first.name
+        view = DeviceReservation(namespace=first.namespace, name=name, until=start.at)
+        reservations |= dict.fromkeys(start.devices, view)
+    return reservations
 
 
 def _excluded(device: Device, closed: Mapping[int, str]) -> str:

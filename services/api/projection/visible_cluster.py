@@ -28,6 +28,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.views.budgets import IdleHolder, IdleView
 from shared.model.views.gpus import (
     DeviceDetails,
+    DeviceReservation,
     DeviceView,
     GpusView,
     HeldShare,
@@ -179,7 +180,13 @@ class VisibleCluster:
             fault=visible_fault(view.fault, self.visible),
             leftovers=tuple(map(self._leftover, view.leftovers)),
             shares=tuple(map(self._share, view.shares)),
+            reservation=self._reservation(view.reservation),
         )
+
+    def _reservation(self, reservation: DeviceReservation | None) -> DeviceReservation | None:
+        if reservation is None or self.visible(reservation.namespace):
+            return reservation
+        return structs.replace(reservation, namespace=Namespace(""), name="")
 
     def _leftover(self, leftover: Leftover) -> Leftover:
         if self.visible(leftover.namespace):

@@ -1,6 +1,13 @@
 // One GPU as a cell of the map. It remembers what it has drawn, so that only changes are written to the page.
 import { colourClass, USE_STEPS, useClass } from "./colours.js";
-import { deviceText, faultText, lastingShares, measuredCores, shareText } from "./devices.js";
+import {
+  deviceText,
+  faultText,
+  lastingShares,
+  measuredCores,
+  reservationText,
+  shareText,
+} from "./devices.js";
 import { el, setAttribute, setProperty, setText } from "./dom.js";
 import { mib } from "./format.js";
 
@@ -46,7 +53,8 @@ export class Cell {
     setAttribute(this.root, "aria-description", deviceText(device, closed));
     setText(this.number, `${device.index}`);
     setText(this.amount, amounts(device));
-    setText(this.note, device.healthy ? (closed ? `closed: ${closed}` : "") : faultText(device));
+    const note = closed ? `closed: ${closed}` : reservationText(device);
+    setText(this.note, device.healthy ? note : faultText(device));
     setProperty(this.free, "flex-grow", Math.max(device.memory_mib - device.used_memory_mib, 0));
     setProperty(this.cores, "--leased", part(device.used_cores_percent, 100));
     setProperty(this.cores, "--measured", part(measuredCores(device), 100));

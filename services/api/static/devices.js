@@ -1,5 +1,5 @@
 // What a device is and holds, in words and amounts.
-import { mib } from "./format.js";
+import { clock, mib } from "./format.js";
 
 /** The memory that the shares of a device are measured to use, MiB; null: none is measured. */
 export const measuredMib = (device) => measuredSum(device, "memory_mib");
@@ -28,7 +28,7 @@ export function faultText(device) {
 
 /** The memory that a new share of a device can get, MiB. */
 export function freeMib(device, closed) {
-  return !device.healthy || closed || device.used_shares >= device.slots
+  return !device.healthy || closed || device.reservation || device.used_shares >= device.slots
     ? 0
     : Math.max(device.memory_mib - device.used_memory_mib, 0);
 }
@@ -38,12 +38,20 @@ export function lastingShares(device) {
   return device.shares.filter((share) => !share.init || device.shares.length === 1);
 }
 
+/** For which pod a device's free room is kept; empty: for none. */
+export function reservationText({ reservation }) {
+  if (!reservation) return "";
+  const { namespace, name, until } = reservation;
+  return `reserved for ${name ? `${namespace}/${name}` : "another pod"}${until ? ` until ${clock(until)}` : ""}`;
+}
+
 /** The states of a device that one can filter by. */
 export function statesOf(device, closed) {
   const states = [];
   if (!device.healthy) states.push("unhealthy");
   if (closed) states.push("closed");
-  if (!device.shares.length) states.push("free");
+  if (device.reservation) states.push("reserved");
+  else if (!device.shares.length) states.push("free");
   else
     states.push(
       device.used_memory_mib >= device.memory_mib ||
@@ -78,6 +86,7 @@ export function shareText(share) {
 
 export function deviceText(device, closed) {
   const health = device.healthy ? "" : `, unhealthy${device.fault ? `: ${device.fault}` : ""}`;
+  const reserved = reservationText(device);
   const mig = device.mode === "mig";
   const cores = mig ? "" : ` and ${device.used_cores_percent} % of the cores`;
   const used = measuredMib(device);
@@ -92,7 +101,7 @@ export function deviceText(device, closed) {
       : "shares";
   return (
     `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_memory_mib)} of ` +
-    `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${kind}${measured}${health}${closed ? `, gets no new pods: ${closed}` : ""}`
+    `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${kind}${measured}${health}${closed ? `, gets no new pods: ${closed}` : ""}${reserved && `, ${reserved}`}`
   );
 }
 
@@ -118,7 +127,7 @@ export function totals(store) {
     sums.unhealthy += device.healthy ? 0 : 1;
     sums.closed += device.healthy && closed ? 1 : 0;
     sums.usable += device.healthy && !closed ? 1 : 0;
-    sums.free += device.shares.length || closed || !device.healthy ? 0 : 1;
+    sums.free += device.shares.length || device.reservation || closed || !device.healthy ? 0 : 1;
     sums.memory += device.memory_mib;
     sums.leasedMemory += device.used_memory_mib;
     sums.cores += 100;

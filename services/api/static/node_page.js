@@ -1,6 +1,6 @@
 // The pages of a node and of a GPU.
 import { Detail, hardware, hardwareTable, PodsOf, shareItem } from "./detail.js";
-import { freeMib, lastingShares, measuredMib, model } from "./devices.js";
+import { freeMib, lastingShares, measuredMib, model, reservationText } from "./devices.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { count, gpus, mib } from "./format.js";
@@ -128,6 +128,7 @@ export class GpuPage extends Detail {
         Node: el("a", { href: url("node", device.node), "data-key": "node" }, device.node),
         Fault: device.healthy ? "" : device.fault || "unhealthy",
         "Closed to new pods": closed,
+        Reserved: reservationText(device),
         Mode: device.mode,
         "MIG layout": device.layout,
         Memory: `${mib(device.used_memory_mib)} of ${mib(device.memory_mib)} leased`,

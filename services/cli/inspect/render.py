@@ -146,6 +146,8 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
         lines.append(Text(text, style=style[pod]))
+    if device.reservation:
+        lines.append(Text(f"      {device.reservation.text}", style="yellow"))
     if device.excluded:
         lines.append(Text(f"      closed to new pods: {device.excluded}", style="yellow"))
     if device.fault:

@@ -1,6 +1,6 @@
 """Preemption: leases that end early for another pod or an exhausted budget, in stages; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -78,6 +78,12 @@ class Victim:
     def leases(self) -> tuple[PodUid, ...]:
         """UIDs of what holds the leases that end."""
         return self.claims or (self.pod,)
+
+
+def devices_of(wanted: Iterable[Reservation]) -> frozenset[DeviceUuid]:
+    """Return the devices of each pod's first candidate."""
+    shares = (share for reservation in wanted for share in reservation.candidates[0].shares)
+    return frozenset(share.device for share in shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +224,7 @@ class StoredStart:
 
     @property
     def devices(self) -> frozenset[DeviceUuid]:
-        shares = (
-            share for reservation in self.wanted for share in reservation.candidates[0].shares
-        )
-        return frozenset(share.device for share in shares)
+        return devices_of(self.wanted)
 
     @property
     def namespace(self) -> Namespace:

@@ -19,6 +19,7 @@ from shared.model.devices.enforcers import (
 )
 from shared.model.leases.lease import MigPlacement, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quantity import timestamp
 from shared.model.views.view import View
 
 
@@ -85,6 +86,22 @@ class HeldShare(ShareView, frozen=True, kw_only=True):
     version: int = 0
 
 
+class DeviceReservation(View, frozen=True, kw_only=True):
+    """What free room of a device is kept for."""
+
+    namespace: Namespace = Namespace("")
+    """Empty if the viewer may not see it, or if it is not known."""
+    name: str = ""
+    """Of the pod, or `gang NAME`."""
+    until: float | None = None
+    """Unix seconds of its planned start; null if it preempts others."""
+
+    @property
+    def text(self) -> str:
+        pod = f"{self.namespace}/{self.name}" if self.name else "another pod"
+        return f"reserved for {pod}" + (f" until {timestamp(self.until)}" if self.until else "")
+
+
 class DeviceView(View, frozen=True, kw_only=True):
     """One device, its use, and its shares in the order of their slots."""
 
@@ -119,6 +136,7 @@ class DeviceView(View, frozen=True, kw_only=True):
     leftovers: tuple[Leftover, ...] = ()
     """Without the names that the viewer may not see."""
     shares: tuple[HeldShare, ...] = ()
+    reservation: DeviceReservation | None = None
 
 
 class DeviceDetails(DeviceView, frozen=True, kw_only=True):
