@@ -214,6 +214,9 @@ def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
 _RESOURCES = {name.lower(): word for name, word in WORDS.items() if word.place is Place.RESOURCE}
 
 
+REQUEST_ONE = "write `nvidia.com/gpu: 1` into the limits of its container for one GPU"
+
+
 def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
     """Yield resources that no dialect has, and that look as if they were for GPUs."""
     for name in sorted(names):

@@ -10,7 +10,7 @@ from services.cli.inspect.other_nodes import other_nodes_lines
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
-from shared.dialects.vocabulary import did_you_mean
+from shared.dialects.vocabulary import REQUEST_ONE, did_you_mean
 from shared.model.events.pod_events import MUST_WAIT
 from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
@@ -400,8 +400,7 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             pod,
             "foreign",
             "requests no GPU by a resource name that Leasehold knows",
-            next="write `nvidia.com/gpu: 1` into the limits of its container for one GPU, and "
-            "recreate the pod",
+            next=f"{REQUEST_ONE}, and recreate the pod",
         )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)

@@ -7,7 +7,7 @@ server, the kubelet's lists or the binder do not respond), a call waits.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -410,25 +410,16 @@ class AllocationHandler:
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
         if self._unanswered(candidates, resource):
             return result, blind
-        possible_pods = pods
-        try:
-            await node.lease_sync.fetch()
-        except UnavailableError as error:
-            possible_pods = tuple(pod for pod in pods if pod.uid not in node.refused)
-            if not self._served(candidates, resource):
-                blind = (
-                    f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
-                )
+        no_reply = await self._fetch_leases()
+        if no_reply and not self._served(candidates, resource):
+            blind = no_reply
+        possible_pods = [pod for pod in pods if not (no_reply and pod.uid in node.refused)]
         leases = node.leases.leases.values()
         result = resolve((*possible_pods, *unlisted(leases)))
         if self._unanswered(_candidates_of(result), resource):
             return result, blind
-        committed = (
-            structs.replace(lease, state=LeaseState.BOUND)
-            for lease in leases
-            if lease.state is LeaseState.RESERVED
-        )
-        awaited = self._unanswered(_candidates_of(resolve(unlisted(committed))), resource)
+        once_committed = resolve(unlisted(_committed(leases)))
+        awaited = self._unanswered(_candidates_of(once_committed), resource)
         if awaited:
             pod = awaited[0].pod
             return (
@@ -436,6 +427,14 @@ class AllocationHandler:
                 f"the lease of pod {pod.namespace}/{pod.name} is only reserved",
             )
         return result, blind
+
+    async def _fetch_leases(self) -> str:
+        """Return why there is no reply, or an empty text."""
+        try:
+            await self.node.lease_sync.fetch()
+        except UnavailableError as error:
+            return f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
+        return ""
 
     def _served(
         self, candidates: Iterable[ContainerCandidate], resource: str
@@ -498,6 +497,13 @@ class AllocationHandler:
                 if late or not (is_reserved or other):
                     return lease
             await self.node.clock.sleep(FETCH_PAUSE_S)
+
+
+def _committed(leases: Iterable[Lease]) -> Iterator[Lease]:
+    """Yield the leases that are only reserved as they are once a binder has committed them."""
+    for lease in leases:
+        if lease.state is LeaseState.RESERVED:
+            yield structs.replace(lease, state=LeaseState.BOUND)
 
 
 def _candidates_of(
