@@ -5,15 +5,18 @@ are written here in several forms, one after the other, to show what each part o
 
     plain       whole GPUs, as NVIDIA's driver lists them: the control
     shared      GPUs of which claims request MiB and cores, as Leasehold's agents list them
-    profiles    GPUs in MIG mode, one device for each profile, as Leasehold's agents list them
+    profiles    GPUs in MIG mode, one device for each profile, as Leasehold's agents list them, of
+                which claims request MiB; the next two differ in what claims request
+    classes     a DeviceClass for each profile
+    selectors   one DeviceClass, and the profile by a selector of the claim
     sizes       GPUs in MIG mode, one device for each GPU, whose memory has the profiles' sizes
     counters    the MIG instances that a GPU can have, each with the memory slices that it consumes
     leasehold   as `shared`, with the binding conditions of agents: Leasehold has to run, with the
                 webhook for claims and the right of the scheduler to write its answers
 
 The claims exist before their pods, so that no other controller counts. Claims for MIG instances
-request three profiles in turn, by selectors; in the form `sizes` by memory. Latency runs from
-before the request that creates a pod until a watch shows its node.
+request three profiles in turn. Latency runs from before the request that creates a pod until a
+watch shows its node.
 """
 
 import argparse
@@ -44,8 +47,9 @@ LAYOUTS = derive_layouts(A100_80)
 SIZES = {p.name: f"{p.memory_mib}Mi" for layout in LAYOUTS for p in layout.profiles}
 REQUESTED = ("1g.10gb", "2g.20gb", "3g.40gb")
 """Profiles of claims for MIG instances."""
-FORMS = ("plain", "shared", "profiles", "sizes", "counters", "leasehold")
-MIG_FORMS = {"profiles", "sizes", "counters"}
+AS_LISTED = ("profiles", "classes", "selectors")
+FORMS = ("plain", "shared", *AS_LISTED, "sizes", "counters", "leasehold")
+MIG_FORMS = {*AS_LISTED, "sizes", "counters"}
 SHARE = {"memory": "3000Mi", "cores": "10"}
 
 
@@ -96,7 +100,7 @@ def sized(uuid, number):
 def devices(form, node, uuids):
     """Return the devices of a node's slice, as Leasehold's agents list them."""
     about = {"model": MODEL, "memory_mib": GPU_MIB, "slots": 10}
-    if form == "profiles":
+    if form in AS_LISTED:
         about |= {"mode": DeviceMode.MIG, "layouts": LAYOUTS}
     gpus = tuple(
         Device(uuid=DeviceUuid(uuid), index=number, pcie=f"pci0000:{number:02x}", **about)
@@ -151,12 +155,30 @@ def request(form, number):
     profile = REQUESTED[number % len(REQUESTED)]
     if form in {"shared", "leasehold"}:
         exactly["capacity"] = {"requests": SHARE}
-    elif form == "sizes":
+    elif form in {"profiles", "sizes"}:
         exactly["capacity"] = {"requests": {"memory": SIZES[profile]}}
+    elif form == "classes":
+        exactly["deviceClassName"] += f"-{profile}"
     elif form in MIG_FORMS:
         expression = f"device.attributes['{driver_of(form)}'].profile == '{profile}'"
         exactly["selectors"] = [{"cel": {"expression": expression}}]
     return {"name": "gpu", "exactly": exactly}
+
+
+def device_classes(form):
+    """Return the DeviceClass of a form, or that of each profile."""
+    attributes = f"device.attributes['{driver_of(form)}']"
+    kind = "mig" if form in MIG_FORMS else "gpu"
+    text = f"device.driver == '{driver_of(form)}' && {attributes}.type == '{kind}'"
+    texts = {f"{CLASS}-{form}": text}
+    if form == "classes":
+        texts = {
+            f"{CLASS}-{form}-{profile}": f"{text} && {attributes}.profile == '{profile}'"
+            for profile in REQUESTED
+        }
+    for name, expression in texts.items():
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        yield {"metadata": {"name": name, "labels": {LABEL: ""}}, "spec": spec}
 
 
 async def measure(api, form, options, turn):
@@ -169,15 +191,9 @@ async def measure(api, form, options, turn):
             await api.kube.create(f"{API}/resourceslices", made)
 
     await each(nodes, create_slices)
-    kind = "mig" if form in MIG_FORMS else "gpu"
-    driver = driver_of(form)
-    text = f"device.driver == '{driver}' && device.attributes['{driver}'].type == '{kind}'"
-    device_class = {
-        "metadata": {"name": f"{CLASS}-{form}", "labels": {LABEL: ""}},
-        "spec": {"selectors": [{"cel": {"expression": text}}]},
-    }
-    with contextlib.suppress(KubernetesConflictError):
-        await api.kube.create(f"{API}/deviceclasses", device_class)
+    for device_class in device_classes(form):
+        with contextlib.suppress(KubernetesConflictError):
+            await api.kube.create(f"{API}/deviceclasses", device_class)
     names = [f"{form}-{turn}-{number}" for number in range(options.pods)]
     claims = f"{API}/namespaces/{api.namespace}/resourceclaims"
 
