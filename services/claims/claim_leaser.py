@@ -18,7 +18,7 @@ from services.claims.claim_answers import (
     ClaimEnder,
     leased_answer,
 )
-from services.claims.claim_shares import refusal_text, reservation_of
+from services.claims.claim_shares import refusal_text, reservation_of, with_instances
 from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
@@ -58,6 +58,8 @@ WRITTEN_S = 10.0
 MOST_UNWRITTEN = 256
 MOST_UNWRITTEN_OF_NAMESPACE = 64
 """Allocations for which a binder holds reservations while they are written."""
+MOST_CHOICES = 8
+"""Of places for MIG instances, while other binders get them first: a GPU has at most 7."""
 WAIT_S = 10.0
 """How long a claim waits for a share that is about to be free, before it is refused."""
 
@@ -375,23 +377,36 @@ class ClaimLeaser:
         return bool(ended)
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
-        """Reserve what was allocated; decide on claims that get no lease."""
+        """Reserve what was allocated; decide on claims that get no lease.
+
+        If another claim got the place of a MIG instance meanwhile, another place is chosen.
+        """
         totals = await self._totals(claims)
-        wanted: list[tuple[AllocatedClaim, Reservation]] = []
-        for claim in await self._usable(claims, totals, decisions):
-            node = totals.get(claim.node)
-            request = reservation_of(
-                claim, node.node if node else None, decisions.traces[claim.claim]
-            )
-            if isinstance(request, Reservation):
-                wanted.append((claim, request))
-            else:
-                decisions.refused.append((claim, request))
+        usable = await self._usable(claims, totals, decisions)
+        wanted = _reservations(usable, totals, decisions)
+        for _ in range(MOST_CHOICES):
+            refused = await self._reserve_chosen(wanted, decisions)
+            if not refused:
+                return
+            totals = await self._totals(claims)  # with what others of the batch were given
+            again = dict(_reservations([claim for claim, _, _ in refused], totals, decisions))
+            wanted = []
+            for claim, request, outcome in refused:
+                other = again.get(claim)
+                if other is not None and other.candidates != request.candidates:
+                    wanted.append((claim, other))
+                elif other is not None:
+                    await self._refuse(claim, request, outcome, totals, decisions)
+        decisions.unresolved += [f"other claims got the places of {_named(c)}" for c, _ in wanted]
+
+    async def _reserve_chosen(
+        self, wanted: Sequence[tuple[AllocatedClaim, Reservation]], decisions: ClaimDecisions
+    ) -> list[tuple[AllocatedClaim, Reservation, NoCapacity]]:
+        """Reserve, and return what has no room."""
         outcomes = await self.ledger.reserve(
             [request for _, request in wanted], now=self.clock.now(), ttl_s=RESERVATION_S
         )
-        if any(isinstance(outcome, NoCapacity) for outcome in outcomes):
-            totals = await self._totals(claims)  # with what others of the batch were given
+        refused: list[tuple[AllocatedClaim, Reservation, NoCapacity]] = []
         for (claim, request), outcome in zip(wanted, outcomes, strict=True):
             match outcome:
                 case ReservedLease(lease=lease) | AlreadyLeased(lease=lease) if covers(
@@ -399,12 +414,13 @@ class ClaimLeaser:
                 ):
                     decisions.leased.append((claim, lease))
                 case NoCapacity():
-                    await self._refuse(claim, request, outcome, totals, decisions)
+                    refused.append((claim, request, outcome))
                 case TooLarge(reason=reason):
                     text = f"its lease cannot be stored: {reason}"
                     decisions.refused.append((claim, text))
                 case _:
                     decisions.unresolved.append(f"{_named(claim)} has another lease")
+        return refused
 
     async def _usable(
         self,
@@ -514,6 +530,26 @@ class ClaimLeaser:
         if lease.claim is None or lease.claim.consumers == claim.consumers:
             return lease
         return await self.ledger.claims.set_consumers(lease, claim.consumers)
+
+
+def _reservations(
+    claims: Iterable[AllocatedClaim],
+    totals: Mapping[NodeName, NodeTotals],
+    decisions: ClaimDecisions,
+) -> list[tuple[AllocatedClaim, Reservation]]:
+    """Return requests for what was allocated, in different places, and refuse what has none."""
+    nodes = {name: node_totals.node for name, node_totals in totals.items()}
+    wanted: list[tuple[AllocatedClaim, Reservation]] = []
+    for claim in claims:
+        node = nodes.get(claim.node)
+        request = reservation_of(claim, node, decisions.traces[claim.claim])
+        if not isinstance(request, Reservation):
+            decisions.refused.append((claim, request))
+            continue
+        wanted.append((claim, request))
+        if node is not None:
+            nodes[claim.node] = with_instances(node, request.candidates[0].shares)
+    return wanted
 
 
 def covers(lease: Lease, claim: AllocatedClaim) -> bool:

@@ -1,26 +1,37 @@
 """The shares that a ResourceClaim's allocation needs, and why the ledger refuses them; pure.
 
-A scheduler has chosen the devices: shares are exactly what was allocated.
+A scheduler has chosen the devices: shares are exactly what was allocated. Of MIG instances it has
+chosen the GPU and the profiles; the places are chosen here, by what the ledger has free.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from msgspec import structs
 
-from shared.model.devices.device import Device, MigProfile
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, WHOLE, SharingMode
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.leases.lease_copy import dump_lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
-from shared.model.names import DeviceUuid, Namespace
+from shared.model.names import DeviceUuid, Namespace, NodeName
 from shared.model.requests.claim import claimable
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import ALL_PERCENT, SharingPolicy
+from shared.placing.mig_instances import (
+    count_free,
+    find_instances,
+    format_positions,
+    layout_shapes,
+    parse_positions,
+)
 from shared.placing.refusal.quota_refusals import over_quota
 
 SHOWN_HOLDERS = 3
+SHOWN_GPUS = 8
 MOST_DATA = 10_240
 """Bytes of a driver's data in `status.devices` of a ResourceClaim, by the API server."""
 NUMBERS_BYTES = 16
@@ -32,19 +43,38 @@ def reservation_of(
 ) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
     devices = {
-        name: (device, use, instance)
+        name: (device, use, profile)
         for device, use in (node.devices if node else ())
-        for name, instance in claimable(device).items()
+        for name, profile in claimable(device).items()
     }
     shares: list[Share] = []
+    profiles: dict[DeviceUuid, list[str]] = {}
+    instances: list[tuple[Device, DeviceUse]] = []
     for allocated in claim.devices:
         if allocated.device not in devices:
             return f"node {claim.node} has no device {allocated.device}"
-        device, use, instance = devices[allocated.device]
-        if instance is None:
+        device, use, profile = devices[allocated.device]
+        if profile is None:
             shares.append(share_of(allocated, device, use.mode))
         else:
-            shares.append(instance_of(allocated, device, *instance))
+            shares.append(instance_of(allocated, device, profile))
+            if device.uuid not in profiles:
+                instances.append((device, use))
+            profiles.setdefault(device.uuid, []).append(profile.name)
+    places: dict[DeviceUuid, Iterator[MigPlacement]] = {}
+    for device, use in instances:
+        wanted = profiles[device.uuid]
+        chosen = choose_places(device, use, wanted)
+        if chosen is None:
+            return (
+                f"{_gpu(device, claim.node)} has no layout with {_together(wanted)}; its layouts: "
+                f"{'; '.join(map(_layout_text, device.layouts))}"
+            )
+        places[device.uuid] = iter(chosen)
+    shares = [
+        structs.replace(share, mig=next(places[share.device])) if share.mig else share
+        for share in shares
+    ]
     lease = Lease(
         pod=claim.claim,
         namespace=claim.namespace,
@@ -95,12 +125,48 @@ def share_of(
     )
 
 
-def instance_of(
-    allocated: AllocatedDevice, device: Device, place: MigPlacement, profile: MigProfile
-) -> Share:
-    share = _share(allocated, device, profile.memory_mib)
+def choose_places(
+    device: Device, use: DeviceUse, profiles: Sequence[str]
+) -> list[MigPlacement] | None:
+    """Return the places of a claim's instances on a device, or None if no layout has them all.
+
+    If they are not free, they are such as the ledger refuses, unless it has freed them meanwhile.
+    """
+    shapes = layout_shapes(device.layouts)
+    taken = parse_positions(use.taken.slots_taken)
+    free = find_instances(shapes, use.taken.layout, taken, profiles)
+    return free if free is not None else find_instances(shapes, "", 0, profiles)
+
+
+def with_instances(node: LedgerNode, shares: Iterable[Share]) -> LedgerNode:
+    """Return a node with further instances leased, for the choice of others' places."""
+    places: dict[DeviceUuid, list[MigPlacement]] = {}
+    for share in shares:
+        if share.mig is not None:
+            places.setdefault(share.device, []).append(share.mig)
+    devices = tuple(
+        (device, _with_places(use, places.get(device.uuid, ()))) for device, use in node.devices
+    )
+    return replace(node, devices=devices)
+
+
+def _with_places(use: DeviceUse, places: Sequence[MigPlacement]) -> DeviceUse:
+    taken = parse_positions(use.slots_taken)
+    layout = use.taken.layout or next((place.layout for place in places), "")
+    for place in places:
+        if place.layout == layout:
+            taken |= 1 << place.position
+    return structs.replace(use, layout=layout, slots_taken=format_positions(taken))
+
+
+def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile) -> Share:
+    """Return the share of an instance, whose layout and position are still to be chosen."""
     return structs.replace(
-        share, mig=place, memory=INSTANCE.memory, compute=INSTANCE.compute, mode=INSTANCE.mode
+        _share(allocated, device, profile.memory_mib),
+        mig=MigPlacement(layout="", position=0, profile=profile.name),
+        memory=INSTANCE.memory,
+        compute=INSTANCE.compute,
+        mode=INSTANCE.mode,
     )
 
 
@@ -132,16 +198,47 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
         return f"{where} is not available{fault}"
     held = holders(totals.leases, device.uuid, wanted.namespace)
     if share.mig is not None:
-        return _instance_text(share.mig, device, totals, held)
+        return _instances_text(candidate.shares, device, totals, held)
     return _full_text(candidate.shares, device, totals, held)
 
 
-def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals, held: str) -> str:
+def _instances_text(shares: Iterable[Share], device: Device, totals: NodeTotals, held: str) -> str:
+    """Return what was requested of a device, and what is free on it and on others of the node."""
+    wanted = [share.mig.profile for share in shares if share.device == device.uuid and share.mig]
+    free = [
+        f"{_free_text(use, other)} on GPU {other.index}"
+        for other, use in totals.node.devices
+        if other.mode is DeviceMode.MIG and other.healthy
+    ]
+    more = f"; and {len(free) - SHOWN_GPUS} more GPUs" if len(free) > SHOWN_GPUS else ""
     return (
-        f"{place.profile} at position {place.position} of layout {place.layout} of GPU "
-        f"{device.index} ({device.uuid}) of {totals.node.facts.name} is not free; the GPU is "
-        f"leased to {held}"
+        f"{_gpu(device, totals.node.facts.name)} has no place for {_together(wanted)}; free are: "
+        f"{'; '.join(free[:SHOWN_GPUS])}{more}; GPU {device.index} is leased to {held}"
     )
+
+
+def _free_text(use: DeviceUse, device: Device) -> str:
+    """Return the free instances of a device: on one without leases, of any of its layouts."""
+    taken = parse_positions(use.taken.slots_taken)
+    free = count_free(layout_shapes(device.layouts), use.taken.layout, taken)
+    if use.taken.exclusive or not free:
+        return "none"
+    counts = [f"{count} of {profile}" for profile, count in free.items()]
+    return (" and " if use.taken.layout else " or ").join(counts)
+
+
+def _gpu(device: Device, node: NodeName) -> str:
+    return f"GPU {device.index} ({device.uuid}) of {node}"
+
+
+def _together(profiles: Sequence[str]) -> str:
+    """For example, `1g.5gb and 2 x 3g.20gb`."""
+    counts = Counter(profiles)
+    return " and ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
+
+
+def _layout_text(layout: MigLayout) -> str:
+    return _together([profile.name for profile in layout.positions])
 
 
 def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held: str) -> str:

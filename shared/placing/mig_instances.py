@@ -5,7 +5,7 @@ large enough instance is chosen, and of that layout the smallest such instance. 
 instances is not partitioned again: the smallest free instance that is large enough is chosen.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -88,6 +88,57 @@ def find_instance(
                 place = MigPlacement(layout=name, position=position, profile=shape.profile)
                 return place, shape.memory_mib
     return None
+
+
+def find_instances(
+    shapes_by_layout: LayoutShapes, layout: str, taken: int, profiles: Sequence[str]
+) -> list[MigPlacement] | None:
+    """Return free instances of these profiles, all of one layout, or None.
+
+    `layout` and `taken` are those of `find_instance`. For example, `["1g.5gb", "3g.20gb"]` on a
+    device without leases are in the first layout that has both.
+    """
+    for name in (layout,) if layout else shapes_by_layout:
+        places = _find_in_layout(name, shapes_by_layout.get(name, ()), taken, profiles)
+        if len(places) == len(profiles):
+            return places
+    return None
+
+
+def _find_in_layout(
+    name: str, shapes: Sequence[InstanceShape], taken: int, profiles: Sequence[str]
+) -> list[MigPlacement]:
+    places: list[MigPlacement] = []
+    for profile in profiles:
+        free = next(
+            (s.positions & ~taken for s in shapes if s.profile == profile and s.positions & ~taken),
+            0,
+        )
+        if free:
+            position = (free & -free).bit_length() - 1
+            taken |= 1 << position
+            places.append(MigPlacement(layout=name, position=position, profile=profile))
+    return places
+
+
+def count_free(shapes_by_layout: LayoutShapes, layout: str, taken: int) -> dict[str, int]:
+    """Return how many instances of each profile are free, the smallest profile first.
+
+    On a device without leases, they are of the first layout that has the profile. For example,
+    `{"1g.5gb": 7, "2g.10gb": 3}`: the first instance that is leased takes some of the others away.
+    """
+    free: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for name in (layout,) if layout else shapes_by_layout:
+        counts: dict[str, int] = {}
+        for shape in shapes_by_layout.get(name, ()):
+            count = (shape.positions & ~taken).bit_count()
+            if count:
+                counts[shape.profile] = counts.get(shape.profile, 0) + count
+                sizes[shape.profile] = shape.memory_mib
+        for profile, count in counts.items():
+            free.setdefault(profile, count)
+    return dict(sorted(free.items(), key=lambda item: sizes[item[0]]))
 
 
 def largest_free_mib(shapes_by_layout: LayoutShapes, layout: str, taken: int, free_mib: int) -> int:

@@ -212,10 +212,10 @@ class RealApi:
     async def watch(self, namespace, note):
         """Call `note` for each change of a pod, with its kind and the instant."""
         path = f"{NAMESPACES}/{namespace}/pods"
-        version = ""
+        version = "0"  # whatever the API server's cache has: the namespace is new
         while True:
             rest = b""
-            query = {"resourceVersion": version} if version else {}
+            query = {"resourceVersion": version}
             async with self.kube.watch(path, query=query, silence_s=3600) as chunks:
                 async for data in chunks:
                     *lines, rest = (rest + data).split(b"\n")

@@ -159,10 +159,10 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_pods_of_a_claim_and_of_a_vendor_share_a_gpu",
         ),
         34: (
-            "test_every_instance_of_every_layout_takes_its_memory_slices",
-            "test_instances_of_one_layout_are_leased_at_their_positions",
+            "test_a_profile_is_a_device_whose_capacity_admits_exactly_its_size",
+            "test_claims_of_a_profile_are_leased_in_free_places_until_there_is_none",
             "test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared",
-            "test_devices_take_shared_counters_of_their_pool",
+            "test_a_policy_with_valid_values_admits_these_amounts_only",
         ),
         35: (
             "test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings",

@@ -9,7 +9,7 @@ from shared.ledger.total_checks import BIND_S, Difference
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.requests.claim import LEASED, device_name
+from shared.model.requests.claim import LEASED, allocated_name
 
 
 def nodes(snapshot: Snapshot) -> Iterator[Difference]:
@@ -122,7 +122,7 @@ def _allocated(claim: AllocatedClaim) -> list[tuple[str, str, str]]:
 
 def _leased(lease: Lease) -> list[tuple[str, str, str]]:
     shares = lease.shares
-    return sorted((s.container, device_name(s.device, s.mig), s.share_id) for s in shares)
+    return sorted((s.container, allocated_name(s), s.share_id) for s in shares)
 
 
 NAMED_NODES = 5

@@ -32,7 +32,7 @@ from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState, Share, end_text
 from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
-from shared.model.requests.claim import DRIVER, device_name
+from shared.model.requests.claim import DRIVER, allocated_name
 from shared.model.requests.request import SharingPolicy
 
 HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
@@ -280,7 +280,7 @@ def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEnt
     """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
     check_shares(shares, lease.pod, node)
-    names = tuple(device_name(share.device, share.mig) for share in shares)
+    names = tuple(map(allocated_name, shares))
     setup = _claim_setup(lease, request, node)
     instances = node.instances
     return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=node.now)

@@ -29,7 +29,6 @@ class ClaimDriver:
         self.preparation = ClaimPreparation(node, grants, settings.cdi_directory)
         self.slices = SliceWriter(
             node,
-            grants.mig,
             taint_effect=settings.dra_taint_effect,
             least_share_mib=settings.least_share_mib,
         )

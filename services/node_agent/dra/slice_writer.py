@@ -23,7 +23,6 @@ from services.node_agent.dra.slices import (
     is_current,
 )
 from services.node_agent.node import Node
-from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import Named, newer
 from shared.kubernetes.paths import node_path
@@ -55,14 +54,12 @@ class SliceWriter:
     def __init__(
         self,
         node: Node,
-        mig: LayoutReconciler,
         *,
         taint_effect: TaintEffect,
         least_share_mib: int,
     ) -> None:
         self.node = node
         self.client = node.kubernetes
-        self.mig = mig
         self.taint_effect = taint_effect
         self.least_share_mib = least_share_mib
         self.clock = node.clock
@@ -155,7 +152,6 @@ class SliceWriter:
             devices=self.node.devices,
             leases=tuple(self.node.leases.leases.values()),
             driver_version=self.node.software.driver_version,
-            profiles=self.mig.profiles,
             taint_effect=self.taint_effect,
             least_share_mib=self.least_share_mib,
         )
@@ -191,8 +187,7 @@ class SliceWriter:
     async def _write_one(self, wanted: dict[str, Any], *, exists: bool) -> RawObject:
         if exists:
             path = slice_path(wanted["metadata"]["name"])
-            parts = {"devices": None, "sharedCounters": None}
-            changes = {"metadata": wanted["metadata"], "spec": {**parts, **wanted["spec"]}}
+            changes = {"metadata": wanted["metadata"], "spec": wanted["spec"]}
             with contextlib.suppress(NotFoundError):  # the kubelet has just deleted it
                 stored = await self.client.patch_merge(path, changes, RawObject)
                 return _complete(stored, wanted)
@@ -257,8 +252,8 @@ def _complete(stored: RawObject, wanted: Mapping[str, Any]) -> RawObject:
         return stored
     raise UnsupportedError(
         f"the API server has dropped {', '.join(sorted(dropped))} of the devices: enable the "
-        "feature gates DRAConsumableCapacity, DRADeviceBindingConditions, DRADeviceTaints and "
-        "DRAPartitionableDevices (on by default from Kubernetes 1.36), or set dra to off"
+        "feature gates DRAConsumableCapacity, DRADeviceBindingConditions and DRADeviceTaints (on "
+        "by default from Kubernetes 1.36), or set dra to off"
     )
 
 

@@ -3,19 +3,22 @@
 The scheduler subtracts what claims have been allocated, but does not know of pods with leases
 without a claim, so capacities are what these leave. A device on which no claim could be leased is
 left out. https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
+
+A GPU in MIG mode is one device for each profile, whose capacity are its instances that are
+allocated or free. That its profiles exclude each other is not part of it, but follows with the next
+slice once an instance is leased: counters, which could express it, are read by kube-scheduler for
+every node from the slices of all nodes.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from services.node_agent.gpus.inventory import PER_NVLINK
-from services.node_agent.mig.instances import InstanceProfile
-from services.node_agent.mig.layout_plan import arrange
 from shared.model.devices.device import LABEL_LENGTH, Device, DeviceMode, MigProfile
-from shared.model.leases.lease import Booking, Lease, MigPlacement, bookings
+from shared.model.leases.lease import Booking, Lease, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import (
     CORES,
@@ -29,39 +32,7 @@ from shared.model.requests.claim import (
     device_name,
 )
 from shared.model.requests.request import LEAST_SHARE_MIB, SharingPolicy
-
-Instance = tuple[MigPlacement, MigProfile]
-
-
-def counter_set(device: Device, profiles: Iterable[InstanceProfile]) -> dict[str, Any]:
-    slices = max(
-        (start + profile.memory_slices for profile in profiles for start in profile.starts),
-        default=0,
-    )
-    return {"name": device_name(device.uuid), "counters": _counters(range(slices))}
-
-
-def consumed_counters(
-    device: Device, place: MigPlacement, profiles: Sequence[InstanceProfile]
-) -> list[dict[str, Any]]:
-    """Return the memory slices that an instance takes if its layout is created as a whole.
-
-    A layout that could not be created, but is there, has no others beside it, and needs none.
-    """
-    by_name = {profile.name: profile for profile in profiles}
-    layout = next(layout for layout in device.layouts if layout.name == place.layout)
-    wanted = [by_name[position.name] for position in layout.positions if position.name in by_name]
-    starts = arrange(wanted, (), sum(profile.compute_slices for profile in wanted))
-    if starts is None or len(starts) != len(layout.positions):
-        return []
-    start = starts[place.position]
-    taken = _counters(range(start, start + by_name[place.profile].memory_slices))
-    return [{"counterSet": device_name(device.uuid), "counters": taken}]
-
-
-def _counters(slices: Iterable[int]) -> dict[str, Any]:
-    return {f"memory-slice-{number}": {"value": "1"} for number in slices}
-
+from shared.placing.mig_instances import count_free, layout_shapes
 
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
@@ -71,8 +42,7 @@ PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """Kubernetes' own attributes, by which claims match devices of several drivers."""
 MAX_DEVICES = 64
-"""Of a slice in which some have taints or counters."""
-MAX_COUNTER_SETS = 8
+"""Of a slice in which some have taints."""
 STRING_LENGTH = 64
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
@@ -88,7 +58,6 @@ class ClaimableNode:
     devices: tuple[Device, ...]
     leases: tuple[Lease, ...]
     driver_version: str = ""
-    profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
     least_share_mib: int = LEAST_SHARE_MIB
     """The scheduler rounds less memory up to this."""
@@ -97,7 +66,7 @@ class ClaimableNode:
 def build_slices(
     node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
 ) -> list[dict[str, Any]]:
-    """Return the ResourceSlices: devices, and counters of devices in MIG mode.
+    """Return the ResourceSlices of the node's pool.
 
     `deallocated` allocations have leases and no claim: the scheduler does not subtract them.
     """
@@ -108,20 +77,12 @@ def build_slices(
         capacity = left.capacity(device)
         if capacity is not None:
             devices.append(_device(device, capacity, node, groups))
-        for name, instance in left.instances(device).items():
-            devices.append(_instance(name, instance, device, node))
-    counters = [
-        counter_set(device, node.profiles.get(device.uuid, ()))
-        for device in node.devices
-        if device.mode is DeviceMode.MIG and node.profiles.get(device.uuid)
-    ]
-    parts = [
-        *({"devices": batch} for batch in _batches(devices, MAX_DEVICES) or [[]]),
-        *({"sharedCounters": batch} for batch in _batches(counters, MAX_COUNTER_SETS)),
-    ]
+        for name, (profile, count) in left.instances(device).items():
+            devices.append(_instances(name, profile, count, device, node))
+    batches = _batches(devices, MAX_DEVICES) or [[]]
     return [
-        _slice(node, number, part, generation=generation, count=len(parts))
-        for number, part in enumerate(parts)
+        _slice(node, number, batch, generation=generation, count=len(batches))
+        for number, batch in enumerate(batches)
     ]
 
 
@@ -130,7 +91,12 @@ def _batches(items: Sequence[dict[str, Any]], size: int) -> list[Sequence[dict[s
 
 
 def _slice(
-    node: ClaimableNode, number: int, part: dict[str, Any], *, generation: int, count: int
+    node: ClaimableNode,
+    number: int,
+    devices: Sequence[dict[str, Any]],
+    *,
+    generation: int,
+    count: int,
 ) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
@@ -151,7 +117,7 @@ def _slice(
             "driver": DRIVER,
             "nodeName": node.name,
             "pool": {"name": node.name, "generation": generation, "resourceSliceCount": count},
-            **part,
+            "devices": devices,
         },
     }
 
@@ -167,16 +133,18 @@ class _Left:
         self.cores_given: Counter[DeviceUuid] = Counter()
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
         self.layouts: dict[DeviceUuid, str] = {}
-        self.unknown_positions: set[tuple[DeviceUuid, int]] = set()
-        """Those that the scheduler does not know as allocated."""
+        self.positions: defaultdict[DeviceUuid, int] = defaultdict(int)
+        """Bits of the layout's positions that are leased."""
+        self.allocated: Counter[tuple[DeviceUuid, str]] = Counter()
+        """Instances of a profile that the scheduler knows as allocated."""
         for lease in leases:
             is_known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
             )
             for place, device in ((s.mig, s.device) for s in lease.shares if s.mig is not None):
                 self.layouts[device] = place.layout
-                if not is_known:
-                    self.unknown_positions.add((device, place.position))
+                self.positions[device] |= 1 << place.position
+                self.allocated[device, place.profile] += is_known
             for booking in bookings(lease.shares):
                 self.cores_given[booking.device] += booking.cores_percent
                 if not is_known:
@@ -221,15 +189,16 @@ class _Left:
             SLOTS: {"value": str(slots), "requestPolicy": {"default": "1", "validValues": ["1"]}},
         }
 
-    def instances(self, device: Device) -> dict[str, Instance]:
-        layout = self.layouts.get(device.uuid)
-        return {
-            name: instance
-            for name, instance in claimable(device).items()
-            if instance is not None
-            and layout in {None, instance[0].layout}
-            and (device.uuid, instance[0].position) not in self.unknown_positions
+    def instances(self, device: Device) -> dict[str, tuple[MigProfile, int]]:
+        """Return profiles by name, and how many instances are allocated to claims or free."""
+        layout = self.layouts.get(device.uuid, "")
+        free = count_free(layout_shapes(device.layouts), layout, self.positions[device.uuid])
+        counted = {
+            name: (profile, free.get(profile.name, 0) + self.allocated[device.uuid, profile.name])
+            for name, profile in claimable(device).items()
+            if profile is not None
         }
+        return {name: (profile, count) for name, (profile, count) in counted.items() if count}
 
 
 def _device(
@@ -248,9 +217,10 @@ def _device(
     }
 
 
-def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode) -> dict[str, Any]:
-    place, profile = instance
-    consumed = consumed_counters(device, place, node.profiles.get(device.uuid, ()))
+def _instances(
+    name: str, profile: MigProfile, count: int, device: Device, node: ClaimableNode
+) -> dict[str, Any]:
+    size = mib_quantity(profile.memory_mib)
     return {
         "name": name,
         "attributes": {
@@ -259,9 +229,14 @@ def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode
             "profile": {"string": profile.name},
             "memoryMiB": {"int": profile.memory_mib},
         },
-        "capacity": {MEMORY: {"value": mib_quantity(profile.memory_mib)}},
-        **({"consumesCounters": consumed} if consumed else {}),
+        "capacity": {
+            MEMORY: {
+                "value": mib_quantity(count * profile.memory_mib),
+                "requestPolicy": {"default": size, "validValues": [size]},
+            }
+        },
         **_guarded(device, node.taint_effect),
+        "allowMultipleAllocations": True,
     }
 
 
@@ -345,7 +320,7 @@ def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) ->
         for name in device
         if name not in kept.get(device["name"], {})
     }
-    return frozenset(dropped | ({"sharedCounters"} & wanted.keys() - stored.keys()))
+    return frozenset(dropped)
 
 
 def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -358,5 +333,4 @@ def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
         for device in spec.get("devices") or ()
     ]
     pool = {**spec.get("pool", {}), "generation": 0}
-    shared = list(spec.get("sharedCounters") or ())
-    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices, "shared": shared}
+    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices}

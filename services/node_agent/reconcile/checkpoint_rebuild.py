@@ -13,7 +13,7 @@ from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.requests.claim import device_name
+from shared.model.requests.claim import allocated_name
 
 
 def rebuild_entries(
@@ -63,7 +63,7 @@ def _held_by_claims(
         devices = held.setdefault((claim.namespace, claim.claim), set())
         devices.add((claim.device, claim.share_id))
     for lease in leases.values():
-        leased = {(device_name(s.device, s.mig), s.share_id) for s in lease.shares}
+        leased = {(allocated_name(s), s.share_id) for s in lease.shares}
         if lease.claim and leased <= held.get((lease.namespace, lease.name), set()):
             yield from ((lease, request) for request in lease.containers)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from shared.model.devices.device import Device, DeviceMode, MigProfile
-from shared.model.leases.lease import MigPlacement
+from shared.model.leases.lease import Share
 from shared.model.names import DeviceUuid
 
 DRIVER = "gpu.leasehold.dev"
@@ -36,8 +36,8 @@ SLOTS = "slots"
 """In shares; every share consumes 1."""
 
 
-LAYOUT_LENGTH = 18
-"""Characters of a layout's name in the name of a device, which has at most 63."""
+PROFILE_LENGTH = 22
+"""Characters of a profile's name in the name of a device, which has at most 63."""
 _NO_LABEL = re.compile(r"[^a-z0-9]+")
 
 
@@ -61,32 +61,36 @@ class DraMode(StrEnum):
     """Binding conditions: with any scheduler, 5 s more until the pod is bound."""
 
 
-def device_name(uuid: DeviceUuid, mig: MigPlacement | None = None) -> str:
-    """Return the name of a device, or of a MIG instance of it, in ResourceSlices: a DNS label.
+def device_name(uuid: DeviceUuid, profile: str = "") -> str:
+    """Return the name of a device, or of its MIG instances of a profile, in ResourceSlices.
 
-    Made from the UUID, since indices may change while a claim is allocated. For example,
-    `GPU-3F2A-1` becomes `gpu-3f2a-1`.
+    It is a DNS label, made from the UUID, since indices may change while a claim is allocated. For
+    example, `1g.5gb+me` of `GPU-3F2A-1` becomes `gpu-3f2a-1-1g-5gb-plus-me`.
     """
     name = uuid.lower()
-    if mig is None:
+    if not profile:
         return name
-    layout = _NO_LABEL.sub("-", mig.layout.lower())[:LAYOUT_LENGTH].strip("-")
-    return f"{name}-{layout}-{mig.position}"
+    label = _NO_LABEL.sub("-", profile.lower().replace("+", "-plus-"))
+    return f"{name}-{label[:PROFILE_LENGTH].strip('-')}"
 
 
-def claimable(device: Device) -> dict[str, tuple[MigPlacement, MigProfile] | None]:
+def allocated_name(share: Share) -> str:
+    """Return the name of the device that a claim was allocated for a share."""
+    return device_name(share.device, share.mig.profile if share.mig else "")
+
+
+def claimable(device: Device) -> dict[str, MigProfile | None]:
     """Return what claims can be allocated of a device, by name.
 
-    It is the device (None), or in MIG mode each instance of each layout.
+    It is the device (None), or in MIG mode each profile of its layouts, the smallest first.
     """
     if device.mode is not DeviceMode.MIG:
         return {device_name(device.uuid): None}
-    allocatable: dict[str, tuple[MigPlacement, MigProfile] | None] = {}
-    for layout in device.layouts:
-        for position, profile in enumerate(layout.positions):
-            place = MigPlacement(layout=layout.name, position=position, profile=profile.name)
-            allocatable[device_name(device.uuid, place)] = (place, profile)
-    return allocatable
+    profiles = (profile for layout in device.layouts for profile in layout.profiles)
+    return {
+        device_name(device.uuid, profile.name): profile
+        for profile in sorted(profiles, key=lambda profile: (profile.memory_mib, profile.name))
+    }
 
 
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:

@@ -3,6 +3,9 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/
 """
 
+from collections.abc import Iterator
+
+from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
 from simcluster.apimachinery.objects import Json, list_at, metadata, name_of, namespace_of
@@ -10,6 +13,8 @@ from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
 """The label of namespaces whose claims may have access to devices that others use."""
+MOST_VALID_VALUES = 10
+"""CapacityRequestPolicyDiscreteMaxOptions."""
 _IMMUTABLE = "Invalid value: field is immutable"
 DeviceKey = tuple[str, str, str, str]
 
@@ -104,6 +109,10 @@ class ResourceSliceStrategy(KindStrategy):
                 text = f'Duplicate value: "{name}"'
                 field = f"spec.devices[{index}].name"
                 causes.append(Cause("FieldValueDuplicate", text, field))
+        for index, device in enumerate(spec.get("devices") or ()):
+            for name, capacity in (device.get("capacity") or {}).items():
+                field = f"spec.devices[{index}].capacity[{name}].requestPolicy"
+                causes += _policy_causes(device, capacity, field)
         return causes
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
@@ -113,6 +122,29 @@ class ResourceSliceStrategy(KindStrategy):
             for name in ("driver", "nodeName")
             if new["spec"].get(name) != old["spec"].get(name)
         ]
+
+
+def _policy_causes(device: Json, capacity: Json, field: str) -> Iterator[Cause]:
+    """Yield what is wrong with the policy of a capacity that several allocations share."""
+    policy = capacity.get("requestPolicy")
+    if not policy:
+        return
+    if not device.get("allowMultipleAllocations"):
+        text = "Forbidden: allowMultipleAllocations must be true"
+        yield Cause("FieldValueForbidden", text, field)
+    values = [parse_quantity(value) for value in policy.get("validValues") or ()]
+    if len(values) > MOST_VALID_VALUES:
+        text = f"Too many: must have at most {MOST_VALID_VALUES} items"
+        yield Cause("FieldValueTooMany", text, f"{field}.validValues")
+    if values != sorted(values):
+        text = "Invalid value: values must be sorted in ascending order"
+        yield Cause("FieldValueInvalid", text, f"{field}.validValues")
+    if values and values[-1] > parse_quantity(capacity["value"]):
+        text = f"Invalid value: option is larger than capacity value: {capacity['value']}"
+        yield Cause("FieldValueInvalid", text, f"{field}.validValues")
+    if values and parse_quantity(policy.get("default", "0")) not in values:
+        text = "Invalid value: default value is not valid according to the requestPolicy"
+        yield Cause("FieldValueInvalid", text, f"{field}.validValues")
 
 
 def refuse_admin_access(kind: str, obj: Json, spec: Json, cluster: ObjectLookup) -> None:

@@ -9,12 +9,12 @@ import pytest
 from services.claims.claim_leaser import WAIT_S
 from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
-from shared.model.events.claim_events import AllocatedDevice
+from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.leases.lease import LeaseState, MigPlacement
+from shared.model.leases.lease import LeaseState
 from shared.model.leases.lease_copy import copy_of, load_lease
 from shared.model.names import Namespace, PodUid
-from shared.model.requests.claim import LEASED, REFUSED, claimable
+from shared.model.requests.claim import LEASED, REFUSED, device_name
 from shared.pods.pod_snapshot import generation_of
 from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
 from tests.support.binder.world import allocated, on
@@ -257,39 +257,147 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: C
     assert await binder.lease_of(claim) is None, "an event that comes late restores nothing"
 
 
-async def test_instances_of_one_layout_are_leased_at_their_positions(binder: ClaimBinder) -> None:
-    profiles = [
-        MigProfile(name=name, memory_mib=mib, count=2) for name, mib in (("1g", 5), ("3g", 9))
-    ]
-    layouts = [MigLayout(name=f"l{n}", profiles=(one,)) for n, one in enumerate(profiles)]
-    gpu = device("a", 0, mode=DeviceMode.MIG, layouts=tuple(layouts))
-    await binder.ledger.save_devices([report("a", [gpu], at=1.0)])
-    names = list(claimable(gpu))
-    assert names == ["gpu-a-0-l0-0", "gpu-a-0-l0-1", "gpu-a-0-l1-0", "gpu-a-0-l1-1"]
-    claims = [
-        allocated(f"c{number}", AllocatedDevice(request="gpu", device=name))
-        for number, name in enumerate((names[3], names[2], names[0], "gpu-a-0"))
-    ]
-    for claim in claims:
-        binder.claims.put(claim)
+# MIG instances
 
-        await binder.lease(claim)
+SMALL = MigProfile(name="1g", memory_mib=1_000, count=4)
+LARGE = MigProfile(name="3g", memory_mib=4_000, count=2)
+LAYOUTS = (
+    MigLayout(name="small", profiles=(SMALL,)),
+    MigLayout(name="large", profiles=(LARGE,)),
+    MigLayout(name="mixed", profiles=(replace(LARGE, count=1), replace(SMALL, count=2))),
+)
 
-    first = await binder.lease_of(claims[0])
-    assert first
-    place = MigPlacement(layout="l1", position=1, profile="3g")
-    assert [(each.mig, each.slot, each.memory_mib) for each in first.shares] == [(place, 1, 9)]
-    assert [binder.answered(claim) for claim in claims] == [
-        [LEASED],
-        [LEASED],
-        [REFUSED],
-        [REFUSED],
+
+async def add_instances(binder: ClaimBinder, gpus: int = 1) -> None:
+    devices = [device("a", n, mode=DeviceMode.MIG, layouts=LAYOUTS) for n in range(gpus)]
+    await binder.ledger.save_devices([report("a", devices, at=1.0)])
+
+
+def of_profile(name: str, *profiles: str) -> AllocatedClaim:
+    """Return a claim that was allocated an instance of each profile of the first GPU."""
+    parts = [
+        AllocatedDevice(
+            request=f"r{number}", device=device_name(GPU, profile), share_id=f"{name}-{number}"
+        )
+        for number, profile in enumerate(profiles)
     ]
-    [refusal] = binder.claims.answers["c2"]
-    assert "1g at position 0 of layout l0 of GPU 0" in refusal.message
-    assert "the GPU is leased to claim default/c0" in refusal.message
-    assert binder.claims.answers["c3"][0].message == "node a has no device gpu-a-0"
+    return allocated(name, *parts)
+
+
+async def places(binder: ClaimBinder, *claims: AllocatedClaim) -> list[tuple[str, int]]:
+    """Return layout and position of all instances that claims have leased, in order."""
+    leases = [await binder.lease_of(claim) for claim in claims]
+    shares = [share for lease in leases if lease for share in lease.shares]
+    return [(share.mig.layout, share.mig.position) for share in shares if share.mig]
+
+
+async def test_claims_of_a_profile_are_leased_in_free_places_until_there_is_none(
+    binder: ClaimBinder,
+) -> None:
+    await add_instances(binder)
+    claims = [binder.claims.put(of_profile(f"c{n}", "3g")) for n in range(3)]
+
+    await binder.lease(*claims)
+
+    assert await places(binder, *claims) == [("large", 0), ("large", 1)]
+    lease = await binder.held(claims[1])
+    assert [(share.slot, share.memory_mib) for share in lease.shares] == [(1, 4_000)]
+    assert [binder.answered(claim) for claim in claims] == [[LEASED], [LEASED], [REFUSED]]
     await assert_sound(binder.ledger)
+
+
+async def test_a_refusal_names_the_free_places_of_the_node(binder: ClaimBinder) -> None:
+    await add_instances(binder, gpus=2)
+    first = binder.claims.put(of_profile("first", "1g"))
+    await binder.lease(first)
+    refused = binder.claims.put(of_profile("refused", "3g"))
+
+    await binder.lease(refused)
+
+    [answer] = binder.claims.answers["refused"]
+    assert answer.condition == REFUSED
+    assert answer.message == (
+        f"GPU 0 ({GPU}) of a has no place for 3g; free are: 3 of 1g on GPU 0; 4 of 1g or 2 of 3g "
+        "on GPU 1; GPU 0 is leased to claim default/first (1000 MiB)"
+    )
+    assert binder.agents.slices == ["a"]
+    await assert_sound(binder.ledger)
+
+
+async def test_instances_of_one_claim_are_of_one_layout(binder: ClaimBinder) -> None:
+    await add_instances(binder)
+    claim = binder.claims.put(of_profile("c", "1g", "3g", "1g"))
+    impossible = binder.claims.put(of_profile("d", "3g", "3g", "1g"))
+
+    await binder.lease(claim)
+    await binder.lease(impossible)
+
+    assert await places(binder, claim) == [("mixed", 1), ("mixed", 0), ("mixed", 2)]
+    [answer] = binder.claims.answers["d"]
+    assert answer.condition == REFUSED
+    assert answer.message == (
+        f"GPU 0 ({GPU}) of a has no layout with 2 x 3g and 1g; its layouts: 4 x 1g; 2 x 3g; "
+        "3g and 2 x 1g"
+    )
+
+
+async def test_claims_of_a_batch_are_reserved_in_different_places_at_once(
+    binder: ClaimBinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.claims.claim_leaser.MOST_CHOICES", 1)
+    await add_instances(binder)
+    claims = [binder.claims.put(of_profile(f"c{n}", "1g")) for n in range(4)]
+
+    await binder.lease(*claims)
+
+    assert [binder.answered(claim) for claim in claims] == [[LEASED]] * 4
+
+
+async def test_binders_that_choose_the_same_place_lease_all_that_fit(binder: ClaimBinder) -> None:
+    """As many as a GPU has places, by binders that do not know of each other's choices."""
+    await add_instances(binder)
+    others = [
+        ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents) for _ in range(3)
+    ]
+    claims = [binder.claims.put(of_profile(f"c{n}", "1g")) for n in range(4)]
+
+    await asyncio.gather(
+        *(other.lease(claim) for other, claim in zip([binder, *others], claims, strict=True))
+    )
+
+    assert [binder.answered(claim) for claim in claims] == [[LEASED]] * 4
+    assert sorted(await places(binder, *claims)) == [("small", n) for n in range(4)]
+    await assert_sound(binder.ledger)
+
+
+async def test_a_claim_waits_for_a_place_that_is_ending(binder: ClaimBinder) -> None:
+    await add_instances(binder)
+    first = binder.claims.put(of_profile("first", "3g"))
+    await binder.lease(first)
+    await binder.ledger.activate([(first.claim, first.node)])
+    binder.agents.answers[first.claim] = False
+    assert await binder.deallocate(first) == []
+    second = binder.claims.put(of_profile("second", "1g"))
+
+    with pytest.raises(UnavailableError, match="waits for a share that is ending"):
+        await binder.lease(second)
+    binder.agents.answers[first.claim] = True
+    await binder.deallocate(first)
+    await binder.lease(second)
+
+    assert await places(binder, second) == [("small", 0)]
+
+
+async def test_a_claim_of_a_device_that_the_node_does_not_have_is_refused(
+    binder: ClaimBinder,
+) -> None:
+    await add_instances(binder)
+    claims = [binder.claims.put(of_profile("p", "7g")), binder.claims.put(allocated("d", on(GPU)))]
+
+    await binder.lease(*claims)
+
+    texts = [binder.claims.answers[claim.name][0].message for claim in claims]
+    assert texts == ["node a has no device gpu-a-0-7g", "node a has no device gpu-a-0"]
 
 
 @pytest.mark.parametrize(

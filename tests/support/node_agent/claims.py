@@ -8,7 +8,7 @@ from typing import Any
 from services.node_agent.service import NodeAgent
 from shared.kubelet_api.dra import api_pb2 as dra
 from shared.model.events.node_events import LeaseHolder
-from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share
+from shared.model.leases.lease import ClaimAllocation, Lease, Share
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.claim import DRIVER, DraMode, device_name, generation_of
 from simcluster.apimachinery.objects import Json
@@ -84,11 +84,9 @@ def result(index: int = 0, *, request: str = "gpu", **more: Any) -> Json:
     }
 
 
-def instance_result(layout: str, position: int, profile: str) -> Json:
+def instance_result(profile: str) -> Json:
     """Return an allocation result for a MIG instance of the node's first GPU."""
-    place = MigPlacement(layout=layout, position=position, profile=profile)
-    named: Json = {"device": device_name(uuid_of(NodeName(NODE), 0), place)}
-    return {key: value for key, value in result(**named).items() if key != "shareID"}
+    return result(device=device_name(uuid_of(NodeName(NODE), 0), profile))
 
 
 def create_claim(

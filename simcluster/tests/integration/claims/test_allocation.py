@@ -289,6 +289,73 @@ async def test_devices_take_shared_counters_of_their_pool(store: ObjectStore) ->
     assert [result["device"] for result in results(store)] == ["small", "other"]
 
 
+async def test_a_policy_with_valid_values_admits_these_amounts_only(store: ObjectStore) -> None:
+    def parts(name: str, size: str, value: str) -> Json:
+        policy = {"default": size, "validValues": [size]}
+        capacity = {"memory": {"value": value, "requestPolicy": policy}}
+        return {"name": name, "allowMultipleAllocations": True, "capacity": capacity}
+
+    prepare(store, parts("small", "5Gi", "10Gi"), parts("large", "20Gi", "20Gi"))
+    create_template(store, exactly(), {**exactly("8Gi"), "name": "larger"})
+
+    create_pod(store, "a")
+    await until(lambda: node_of(store, "a"))
+    create_pod(store, "b")
+    await until(lambda: "cannot allocate all claims" in message_of(store, "b"))
+
+    amounts = [
+        (result["device"], result["consumedCapacity"]["memory"]) for result in results(store)
+    ]
+    assert amounts == [("small", "5120Mi"), ("large", "20480Mi")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"default": "5Gi", "validValues": ["10Gi", "5Gi"]}, "sorted in ascending order"),
+        ({"default": "5Gi", "validValues": ["5Gi", "16Gi"]}, "larger than capacity value: 15Gi"),
+        ({"default": "4Gi", "validValues": ["5Gi"]}, "default value is not valid"),
+        ({"validValues": ["5Gi"]}, "default value is not valid"),
+        (
+            {"default": "1Gi", "validValues": [f"{number}Gi" for number in range(1, 12)]},
+            "at most 10 items",
+        ),
+    ],
+)
+async def test_a_slice_with_an_impossible_policy_is_refused(
+    store: ObjectStore, policy: Json, reason: str
+) -> None:
+    part = device()
+    part["capacity"]["memory"]["requestPolicy"] = policy
+
+    with pytest.raises(ApiError, match=reason):
+        prepare(store, part)
+
+
+async def test_a_policy_needs_a_device_that_several_claims_share(store: ObjectStore) -> None:
+    with pytest.raises(ApiError, match="allowMultipleAllocations must be true"):
+        prepare(store, device(allowMultipleAllocations=False))
+
+
+async def test_a_count_gets_different_devices_and_further_requests_the_same_again(
+    store: ObjectStore,
+) -> None:
+    """As kube-scheduler: a request goes through the devices once."""
+    prepare(store, device())
+    create_template(store, exactly("1Gi", count=2))
+    meta = {"name": "apart", "namespace": "default"}
+    requests = [exactly("1Gi"), {**exactly("1Gi"), "name": "other"}]
+    spec = {"spec": {"devices": {"requests": requests}}}
+    store.create("resourceclaimtemplates", {"metadata": meta, "spec": spec})
+
+    create_pod(store, "a")
+    create_pod(store, "b", resourceClaimTemplateName="apart")
+    await until(lambda: node_of(store, "b"))
+    await until(lambda: "cannot allocate all claims" in message_of(store, "a"))
+
+    assert [result["device"] for result in results(store)] == ["gpu-0", "gpu-0"]
+
+
 async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated(
     cluster: ApiUnderTest,
     store: ObjectStore,

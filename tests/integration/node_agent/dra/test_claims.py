@@ -193,12 +193,12 @@ async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
 async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:
     """Its instances stay meanwhile, whatever layout a later lease requires."""
     async with serving_claims("1xA100-40GB:mig") as (cluster, agent):
-        devices, counters = slices_of(cluster)
-        offered = instance_result("group3", 1, "3g.20gb")["device"]
-        assert offered in {each["name"] for each in devices["spec"]["devices"]}
-        assert counters["spec"]["sharedCounters"]
-        _, claim = pod_and_claim(cluster, instance_result("group3", 1, "3g.20gb"))
-        lease = cluster.ledger.grant(claim_lease(claim, mig_share("group3", 1, container="gpu")))
+        [offered] = slices_of(cluster)
+        large = instance_result("3g.20gb")
+        assert large["device"] in {device["name"] for device in offered["spec"]["devices"]}
+        _, claim = pod_and_claim(cluster, large)
+        place = mig_share("group3", 1, container="gpu", share_id=large["shareID"])
+        lease = cluster.ledger.grant(claim_lease(claim, place))
         await cluster.push_lease(lease)
 
         await cluster.node.phase("one", "Running")
@@ -209,11 +209,12 @@ async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepa
         prepared = json.loads(state.read_text())[lease.pod]
         assert prepared["cdi_names"] == {"gpu": [qualified_name(instances[4].uuid)]}
         await until(
-            lambda: all(
-                "group3" in each["name"] for each in slices_of(cluster)[0]["spec"]["devices"]
+            lambda: (
+                [device["name"] for device in slices_of(cluster)[0]["spec"]["devices"]]
+                == [large["device"]]
             )
         )
-        other = create_claim(cluster, "other", instance_result("group1", 0, "1g.5gb"))
+        other = create_claim(cluster, "other", instance_result("1g.5gb"))
         late = claim_lease(other, mig_share("group1", 0, container="gpu", fence=2))
         cluster.ledger.grant(late)
         agent.node.timing = AgentTiming(instances_ready_s=2.0)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.node_agent.dra.slices import (
@@ -14,11 +15,10 @@ from services.node_agent.dra.slices import (
     mib_quantity,
     nvlink_groups,
 )
-from services.node_agent.mig.instances import InstanceProfile
 from shared.model.devices.device import Device, DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.requests.claim import TaintEffect
+from shared.model.requests.claim import TaintEffect, device_name
 from shared.model.requests.request import SharingPolicy
 from tests.support.node_agent.agent import lease_of, share
 
@@ -189,87 +189,93 @@ A100 = replace(
         MigLayout(name="group2", profiles=(LARGE, replace(SMALL, count=1))),
     ),
 )
-PROFILES = tuple(
-    InstanceProfile(
-        id=number,
-        name=name,
-        memory_mib=1,
-        compute_slices=compute,
-        memory_slices=slices,
-        count=2,
-        starts=starts,
-    )
-    for number, (name, compute, slices, starts) in enumerate(
-        [("1g.5gb", 1, 1, tuple(range(7))), ("3g.20gb", 3, 4, (0, 4))]
-    )
-)
-NAMES = ["gpu-a-group1-0", "gpu-a-group1-1", "gpu-a-group2-0", "gpu-a-group2-1"]
+NAMES = ["gpu-a-1g-5gb", "gpu-a-3g-20gb"]
 
 
 def slices(*leases: Lease, devices: tuple[Device, ...] = (A100,)) -> list[dict[str, Any]]:
-    profiles = {device.uuid: PROFILES for device in devices}
-    node = replace(NODE, devices=devices, leases=leases, profiles=profiles)
-    return [each["spec"] for each in build_slices(node, generation=1)]
+    node = replace(NODE, devices=devices, leases=leases)
+    return [built["spec"] for built in build_slices(node, generation=1)]
 
 
-def names(*leases: Lease) -> list[str]:
-    return [device["name"] for device in slices(*leases)[0]["devices"]]
-
-
-def instance(layout: str, position: int, *, claim: bool = False) -> Lease:
-    place = MigPlacement(layout=layout, position=position, profile="1g.5gb")
-    return lease(claim=claim, mig=place)
-
-
-def test_every_instance_of_every_layout_takes_its_memory_slices() -> None:
-    devices, counters = slices()
-
-    assert devices["pool"] == counters["pool"]
-    assert devices["pool"]["resourceSliceCount"] == 2
-    [shared] = counters["sharedCounters"]
-    assert shared["name"] == "gpu-a"
-    assert shared["counters"].keys() == {f"memory-slice-{number}" for number in range(8)}
-    taken = {
-        device["name"]: sorted(device["consumesCounters"][0]["counters"])
-        for device in devices["devices"]
+def counts(*leases: Lease) -> dict[str, int]:
+    """Return how many instances of each profile are allocated or free."""
+    sizes = {"gpu-a-1g-5gb": 5, "gpu-a-3g-20gb": 20}
+    [spec] = slices(*leases)
+    return {
+        device["name"]: int(device["capacity"]["memory"]["value"].removesuffix("Gi"))
+        // sizes[device["name"]]
+        for device in spec["devices"]
     }
-    assert taken == {
-        "gpu-a-group1-0": ["memory-slice-0"],
-        "gpu-a-group1-1": ["memory-slice-1"],
-        "gpu-a-group2-0": [f"memory-slice-{number}" for number in range(4)],
-        "gpu-a-group2-1": ["memory-slice-4"],
+
+
+def instance(layout: str, position: int, profile: str = "1g.5gb", *, claim: bool = False) -> Lease:
+    place = MigPlacement(layout=layout, position=position, profile=profile)
+    taken = lease(claim=claim, mig=place)
+    return msgspec.structs.replace(taken, pod=PodUid(f"{layout}-{position}"))
+
+
+def test_a_profile_is_a_device_whose_capacity_admits_exactly_its_size() -> None:
+    [only] = slices()
+
+    assert [device["name"] for device in only["devices"]] == NAMES
+    small, large = only["devices"]
+    assert small["capacity"] == {
+        "memory": {
+            "value": "10Gi",
+            "requestPolicy": {"default": "5Gi", "validValues": ["5Gi"]},
+        }
     }
-    large = devices["devices"][2]
     assert large["attributes"]["profile"] == {"string": "3g.20gb"}
+    assert large["attributes"]["memoryMiB"] == {"int": 20_480}
     assert large["attributes"]["type"] == {"string": "mig"}
-    assert large["capacity"] == {"memory": {"value": "20Gi"}}
     assert large["bindingConditions"] == ["leasehold.dev/Leased"]
-    assert "allowMultipleAllocations" not in large
+    assert large["allowMultipleAllocations"] is True
+    assert "sharedCounters" not in only
+    assert "consumesCounters" not in small
 
 
 def test_a_lease_leaves_the_other_instances_of_its_layout() -> None:
-    assert names() == NAMES
-    assert names(instance("group2", 1)) == ["gpu-a-group2-0"]
-    assert names(instance("group1", 0, claim=True)) == ["gpu-a-group1-0", "gpu-a-group1-1"]
+    assert counts() == {"gpu-a-1g-5gb": 2, "gpu-a-3g-20gb": 1}
+    assert counts(instance("group2", 1)) == {"gpu-a-3g-20gb": 1}
+    assert counts(instance("group1", 0)) == {"gpu-a-1g-5gb": 1}
+    assert counts(instance("group1", 0), instance("group1", 1)) == {}
 
 
-def test_layouts_without_known_starts_have_no_counters() -> None:
-    present = replace(A100, layouts=(MigLayout(name="present", profiles=(SMALL,)),))
+def test_instances_of_claims_stay_in_the_capacity_as_the_scheduler_subtracts_them() -> None:
+    both = (instance("group1", 0, claim=True), instance("group1", 1))
 
-    [only] = build_slices(replace(NODE, devices=(present,)), generation=1)
-
-    assert [device["name"] for device in only["spec"]["devices"]] == [
-        "gpu-a-present-0",
-        "gpu-a-present-1",
-    ]
-    assert "consumesCounters" not in only["spec"]["devices"][0]
+    assert counts(both[0]) == {"gpu-a-1g-5gb": 2}
+    assert counts(*both) == {"gpu-a-1g-5gb": 1}
+    large = instance("group2", 0, "3g.20gb", claim=True)
+    assert counts(large) == {"gpu-a-1g-5gb": 1, "gpu-a-3g-20gb": 1}
 
 
-def test_a_slice_has_at_most_64_devices_and_8_sets_of_counters() -> None:
-    gpus = tuple(replace(A100, uuid=DeviceUuid(f"GPU-{n}"), index=n) for n in range(17))
+def test_an_instance_that_its_claim_has_no_more_is_subtracted() -> None:
+    held = instance("group1", 0, claim=True)
+    node = replace(NODE, devices=(A100,), leases=(held,))
 
-    found = slices(devices=gpus)
+    [built] = build_slices(node, generation=1, deallocated=[(held.pod, "g")])
 
-    assert [len(each.get("devices", ())) for each in found] == [64, 4, 0, 0, 0]
-    assert [len(each.get("sharedCounters", ())) for each in found] == [0, 0, 8, 8, 1]
-    assert {each["pool"]["resourceSliceCount"] for each in found} == {5}
+    [small] = built["spec"]["devices"]
+    assert small["capacity"]["memory"]["value"] == "5Gi"
+
+
+def test_a_slice_has_at_most_64_devices() -> None:
+    gpus = tuple(replace(A100, uuid=DeviceUuid(f"GPU-{n}"), index=n) for n in range(33))
+
+    built = slices(devices=gpus)
+
+    assert [len(spec["devices"]) for spec in built] == [64, 2]
+    assert {spec["pool"]["resourceSliceCount"] for spec in built} == {2}
+
+
+@pytest.mark.parametrize(
+    ("profile", "name"),
+    [
+        ("1g.5gb", "gpu-a-1g-5gb"),
+        ("1g.5gb+me", "gpu-a-1g-5gb-plus-me"),
+        ("1g.5gb-me", "gpu-a-1g-5gb-me"),
+    ],
+)
+def test_the_name_of_each_profile_is_another_dns_label(profile: str, name: str) -> None:
+    assert device_name(GPU.uuid, profile) == name

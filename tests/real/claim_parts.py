@@ -1,0 +1,154 @@
+"""What leases claims on a real API server, and nodes whose ResourceSlices follow the ledger."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from services.claims.clients import ClaimAgentClient, ClaimClient
+from services.claims.service import Claims
+from services.claims.wiring import ClaimPorts, build_claims
+from services.node_agent.dra.slice_writer import COLLECTION, slice_path
+from services.node_agent.dra.slices import ClaimableNode, HeldAllocation, build_slices
+from services.watcher.service import ClaimTracker
+from services.watcher.sources import ClaimReflector
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.paths import node_path
+from shared.kubernetes.types import ApiObject
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.devices.device import Device
+from shared.model.errors import LeaseholdError
+from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
+from shared.model.events.event import Event
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.leases.lease import Lease
+from shared.model.names import NodeName, PodUid
+from tests.support.placer.ledger import facts, report
+
+DEBOUNCE_S = 0.2
+RETRY_S = 1.0
+
+
+@dataclass(eq=False)
+class SliceNodes:
+    """Nodes without kubelets: nothing is ever prepared there."""
+
+    kube: KubernetesClient
+    ledger: RedisLeases
+    claims: ClaimClient
+    devices: Mapping[NodeName, Sequence[Device]]
+    generations: Counter[NodeName] = field(default_factory=Counter)
+    due: set[NodeName] = field(default_factory=set)
+    refused: list[NodeName] = field(default_factory=list)
+    """Nodes whose slices were lowered before a refusal."""
+
+    def __post_init__(self) -> None:
+        self._locks: defaultdict[NodeName, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def save(self) -> None:
+        """Report the nodes to the ledger, and write their first slices."""
+        for node, devices in self.devices.items():
+            await self.ledger.save_nodes([facts(node)])
+            await self.ledger.save_devices([report(node, devices, at=1.0)])
+            await self._write(node)
+
+    async def list_terminated(self, _: NodeName, claims: Sequence[PodUid]) -> set[PodUid]:
+        return set(claims)
+
+    async def write_slices(self, node: NodeName) -> str:
+        self.refused.append(node)
+        await self._write(node)
+        return ""
+
+    async def follow(self) -> None:
+        """Write the slices of nodes whose leases have changed."""
+        while True:
+            await asyncio.sleep(DEBOUNCE_S)
+            due, self.due = self.due, set()
+            await asyncio.gather(*map(self._write, due))
+
+    async def _write(self, node: NodeName) -> None:
+        async with self._locks[node]:
+            [totals] = await self.ledger.totals.of_nodes([node])
+            gone = [held for lease in totals.leases if (held := await self._gone(lease))]
+            stored = await self.kube.read(node_path(node), ApiObject)
+            self.generations[node] += 1
+            claimable = ClaimableNode(
+                name=node,
+                uid=stored.metadata.uid,
+                devices=tuple(self.devices[node]),
+                leases=totals.leases,
+            )
+            [built] = build_slices(
+                claimable, generation=self.generations[node], deallocated=frozenset(gone)
+            )
+            try:
+                await self.kube.patch_merge(slice_path(built["metadata"]["name"]), built)
+            except NotFoundError:
+                await self.kube.create(COLLECTION, built)
+
+    async def _gone(self, lease: Lease) -> HeldAllocation | None:
+        held = lease.claim.generation if lease.claim else ""
+        now = await self.claims.get_allocation(lease.namespace, lease.name)
+        return (lease.pod, held) if now is None or now.generation != held else None
+
+
+@dataclass(eq=False)
+class ClaimService:
+    """What watchers and binders do with claims, in this process."""
+
+    kube: KubernetesClient
+    ledger: RedisLeases
+    nodes: SliceNodes
+    tracker: ClaimTracker = field(default_factory=ClaimTracker)
+
+    def __post_init__(self) -> None:
+        self.claims: Claims = build_claims(
+            ClaimPorts(
+                ledger=self.ledger,
+                claims=self.nodes.claims,
+                agents=cast(ClaimAgentClient, self.nodes),
+                publish=self.publish,
+                clock=SystemClock(),
+                host_clock=SystemClock(),
+            )
+        )
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.nodes.due |= {event.lease.node for event in events if isinstance(event, LeaseChanged)}
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.nodes.follow())
+            tasks.create_task(self._retry())
+            async for batch in ClaimReflector(self.kube).batches():
+                events = [event for change in batch for event in self.tracker.update(*change)]
+                tasks.create_task(self._handle(events))
+
+    async def _handle(self, events: Sequence[Event]) -> None:
+        allocated = [event for event in events if isinstance(event, ClaimAllocated)]
+        ended = [event for event in events if isinstance(event, ClaimDeallocated)]
+        with contextlib.suppress(LeaseholdError):  # they are published again
+            await self.publish(await self.claims.ender.end_claims(ended))
+        with contextlib.suppress(LeaseholdError):
+            await self.publish(await self.claims.leaser.lease_claims(allocated))
+
+    async def _retry(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            await self._handle(self.tracker.resync_unanswered())
+
+
+async def profiles_of_bound_pods(kube: KubernetesClient, namespace: str) -> dict[str, str]:
+    """Return the profile that each pod that has a node is named after, by the name of its claim."""
+    items = json.loads(await kube.read(f"/api/v1/namespaces/{namespace}/pods"))["items"]
+    return {
+        pod["metadata"]["name"]: pod["metadata"]["labels"]["profile"]
+        for pod in items
+        if pod["spec"].get("nodeName")
+    }
