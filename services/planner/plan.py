@@ -165,7 +165,7 @@ class PlanInput:
     ) -> PreemptionPlan:
         by_pod = {candidate.lease.pod: candidate for candidate in self.candidates}
         victims = [by_pod[end.lease.pod] for end in ends]
-        victims.sort(key=lambda victim: victim.lease.pod)
+        victims.sort(key=lambda victim: (victim.lease.namespace, victim.lease.name))
         return PreemptionPlan(placements=placements, victims=tuple(victims))
 
 

@@ -15,8 +15,8 @@ else runs there:
 With `--single`, GPUs are reclaimed one after the other instead, and nothing else arrives: each time
 a pod of higher priority is created, without notice. Printed is the time from its watch event to its
 Binding, and until when each step was done: the placer refuses the pod and the planner makes a plan
-(`planned`, which ends with the binder's dry run), the binder announces the eviction (`announced`)
-and evicts a pod (`evicted`), this pod ends, and its GPU is handed over (`bound`).
+(`planned`, which ends with the binder's dry run), the binder evicts a pod (`evicted`), this pod
+ends, and its GPU is handed over (`bound`).
 
 Each row is one window; at the end follow all windows of each kind. Latency runs from the watch
 event of a pod to its binding. CPU is that of each process, and of this one, the API server.
@@ -34,7 +34,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from shared.model.leases.preemption import PREEMPT_AT
 from tests.benchmarks.pace import at_rate, quantile, settle
 from tests.benchmarks.processes import (
     cpu_ms,
@@ -123,8 +122,6 @@ class ReclaimApi(TrivialApi):
     def write(self, path, body):
         if path.endswith("/eviction"):
             self.evict(path.split("/")[-2], body)
-        elif PREEMPT_AT.encode() in body:
-            self.steps.setdefault("announced", time.perf_counter())
 
 
 async def create_all(api, run, count, priority):
