@@ -57,11 +57,11 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "gone pods are placed": ("if scores[i] then", "if false then"),
     "devices with shares move": (
-        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])",
+        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], uuid)",
         "is_ours = true",
     ),
     "nodes take idle devices": (
-        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])",
+        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], uuid)",
         "is_ours = device[D.SHARES] == 0",
     ),
     "fences of any height count": ("and fence <= ledger.highest_number(time) then", "then"),
