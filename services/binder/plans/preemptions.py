@@ -5,7 +5,7 @@ other pod gets what becomes free.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.errors import UnavailableError
 from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import LeaseState
@@ -159,6 +160,7 @@ class PlannedPreemptions:
         self.step_s = STEP_S if is_due else LOOK_S
         if not is_due or not await self.leadership.holds():
             self._has_acted = False
+            self._awaited = frozenset()
             return []
         began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
@@ -279,7 +281,7 @@ class PlannedPreemptions:
             return
         at = self.clock.now() + preemption.notice_s
         victims_with_notice = preemption.victims if preemption.notice_s > 0 else ()
-        for victims in in_batches(victims_with_notice, VICTIMS_AT_ONCE):
+        async for victims in self._batches(victims_with_notice):
             await side_by_side(self.pods.announce(victim, at) for victim in victims)
             for victim in victims:
                 self.events.record(victim_event(victim, preemption, at))
@@ -298,9 +300,19 @@ class PlannedPreemptions:
         if preemption.notice_s == 0:
             await self._evict(saved)
 
+    async def _batches(self, victims: Sequence[Victim]) -> AsyncIterator[Sequence[Victim]]:
+        """Yield the victims in batches, as long as this binder leads.
+
+        Raises UnavailableError once another one does: it continues from what is saved.
+        """
+        for number, batch in enumerate(in_batches(victims, VICTIMS_AT_ONCE)):
+            if number and not await self.leadership.holds():
+                raise UnavailableError("another binder leads")
+            yield batch
+
     async def _cancel_if_blocked(self, read: StoredPreemption) -> bool:
         """Cancel a preemption and return True if one of its victims may not be evicted now."""
-        for victims in in_batches(read.preemption.left, VICTIMS_AT_ONCE):
+        async for victims in self._batches(read.preemption.left):
             for victim, outcome, reason in await self._evict_all(victims, dry_run=True):
                 if outcome is EvictionOutcome.BLOCKED:
                     await self._cancel(read, reason, victim)
@@ -319,7 +331,7 @@ class PlannedPreemptions:
             begun = read.preemption.stepped(PreemptionStage.EVICTING)
             expires_at = expiry(begun.victims, 0.0, self.clock.now())
             current = await self.store.save(read, replace(begun, expires_at=expires_at))
-        for victims in in_batches(read.preemption.left, VICTIMS_AT_ONCE):
+        async for victims in self._batches(read.preemption.left):
             if current is None:
                 return
             results = await self._evict_all(victims)

@@ -281,6 +281,34 @@ async def test_what_can_be_evicted_is_recorded_although_another_pod_cannot(
     assert await at.stages() == [PreemptionStage.EVICTING]  # and tried again
 
 
+async def test_a_binder_that_leads_no_more_evicts_no_further_pods(
+    at: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.binder.plans.preemptions.VICTIMS_AT_ONCE", 1)
+    for name in ("one", "two"):
+        await at.running(name, mib=8_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await binder.preempt()
+    at.clock.advance(30)
+    leads = iter([True, True, False])  # at the start, at the second dry run, at the second eviction
+
+    async def holds() -> bool:
+        return next(leads)
+
+    monkeypatch.setattr(binder.preemptions.leadership, "holds", holds)
+
+    with pytest.raises(UnavailableError, match="another binder leads"):
+        await binder.preemptions.carry_out()
+    assert [await at.is_deleting(name) for name in ("one", "two")].count(True) == 1
+
+    await _turn_over(at)
+    await at.binder().preempt()
+    assert [await at.is_deleting(name) for name in ("one", "two")] == [True, True]
+    assert len(await at.evictions()) == 2
+
+
 class Refusing(PodClient):
     """The eviction of one pod is refused, but not its dry run."""
 
