@@ -164,6 +164,7 @@ class Binder:
                 self.events.record(rejected, once=True)
         await self.gates.remove(events)
         ended = await self.updater.end_terminated(events)
+        self.preemptions.note_ended(event.pod for event in events)
         self.volumes.forsake(event.lease for event in ended if isinstance(event, LeaseChanged))
         return ended
 

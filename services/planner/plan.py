@@ -42,6 +42,11 @@ from shared.placing.starts import WaitingUnit, with_claims
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
 NO_VICTIM = "no pod may be preempted for it"
+CLAIMS_FIELD = "spec.resourceClaims"
+ONLY_CLAIMS = (
+    "kube-scheduler allocates its ResourceClaims, by selectors that only kube-scheduler evaluates, "
+    "and may choose other GPUs than those that evictions would free"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +165,7 @@ class PlanInput:
     ) -> PreemptionPlan:
         by_pod = {candidate.lease.pod: candidate for candidate in self.candidates}
         victims = [by_pod[end.lease.pod] for end in ends]
-        victims.sort(key=lambda victim: victim.lease.pod)
+        victims.sort(key=lambda victim: (victim.lease.namespace, victim.lease.name))
         return PreemptionPlan(placements=placements, victims=tuple(victims))
 
 
@@ -303,6 +308,7 @@ def unreached(unit: WaitingUnit) -> str:
     over_quota = next((pod.refusal for pod in unit.pods if pod.refusal.quota), None)
     by_kube_scheduler = any(pod.queued.by_kube_scheduler for pod in unit.pods)
     table = (
+        (any(_has_claims_alone(pod.queued) for pod in unit.pods), ONLY_CLAIMS),
         (refused is not None, f"no freed device could help: {refused.text if refused else ''}"),
         (over_quota is not None, f"a quota refuses it: {over_quota.text if over_quota else ''}"),
         (unit.gang and by_kube_scheduler, "kube-scheduler binds pods of its gang one by one"),
@@ -321,6 +327,10 @@ def unreached(unit: WaitingUnit) -> str:
         ),
     )
     return next((reason for applies, reason in table if applies), "")
+
+
+def _has_claims_alone(queued: PodQueued) -> bool:
+    return CLAIMS_FIELD in queued.handed_over and not queued.request.containers
 
 
 def _topology(gang: Gang | None) -> tuple[tuple[str, ...], ...]:

@@ -221,6 +221,9 @@ class RealApi:
                     *lines, rest = (rest + data).split(b"\n")
                     now = time.perf_counter()
                     for event in map(msgspec.json.decode, lines):
+                        if event["type"] == "ERROR":  # the version is too old, for example
+                            version = ""
+                            break
                         version = event["object"]["metadata"]["resourceVersion"]
                         note(event["type"], event["object"], now)
 

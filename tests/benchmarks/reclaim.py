@@ -14,8 +14,9 @@ else runs there:
 
 With `--single`, GPUs are reclaimed one after the other instead, and nothing else arrives: each time
 a pod of higher priority is created, without notice. Printed is the time from its watch event to its
-Binding, in which the planner makes a plan, the binder announces it and evicts a pod, this pod ends,
-and its GPU is handed over.
+Binding, and until when each step was done: the placer refuses the pod and the planner makes a plan
+(`planned`, which ends with the binder's dry run), the binder evicts a pod (`evicted`), this pod
+ends, and its GPU is handed over (`bound`).
 
 Each row is one window; at the end follow all windows of each kind. Latency runs from the watch
 event of a pod to its binding. CPU is that of each process, and of this one, the API server.
@@ -72,6 +73,8 @@ class ReclaimApi(TrivialApi):
         super().__init__(nodes)
         self.trained = trained
         self.evicted = set()
+        self.steps = {}
+        """When the steps of the last reclaim were taken."""
 
     def node(self, number):
         made = node_object(number)
@@ -103,7 +106,9 @@ class ReclaimApi(TrivialApi):
 
     def evict(self, name, body):
         """End a pod, unless it is a dry run."""
-        if b"dryRun" in body or name in self.evicted or name not in self.pods:
+        is_dry = b"dryRun" in body
+        self.steps.setdefault("planned" if is_dry else "evicted", time.perf_counter())
+        if is_dry or name in self.evicted or name not in self.pods:
             return
         self.evicted.add(name)
         self.version += 1
@@ -258,10 +263,14 @@ async def single(api, count):
     delays_ms = []
     for number in range(count):
         await asyncio.sleep(random.uniform(3, 4))  # noqa: S311 - whatever their periods are
+        api.steps.clear()
         began = time.perf_counter()
         name = api.create_whole("single", number, URGENT_PRIORITY)
         await until(lambda name=name: name in api.bound, limit_s=60)
-        delays_ms.append(round((api.bound[name] - began) * 1e3, 1))
+        steps = api.steps | {"bound": api.bound[name]}
+        steps_ms = {step: round((at - began) * 1e3, 1) for step, at in steps.items()}
+        print(json.dumps({"reclaimed": number, "after ms": steps_ms}), flush=True)
+        delays_ms.append(steps_ms["bound"])
     row = {"reclaimed one by one": count}
     row |= {f"p{share * 100:g} ms": quantile(delays_ms, share) for share in (0.5, 0.9)}
     print(json.dumps(row | {"max ms": max(delays_ms), "all ms": delays_ms}), flush=True)

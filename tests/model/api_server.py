@@ -1,6 +1,7 @@
 """The API server and its watcher: pods and nodes, Bindings that take long or fail, listings."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +21,18 @@ from shared.model.events.pod_events import (
     QuotasUpdated,
 )
 from shared.model.leases.lease_copy import ANNOTATION
+from shared.model.leases.preemption import EvictionOutcome, Victim
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import PodRequest
-from shared.pods.pod_snapshot import PodSnapshot
+from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from tests.model.claims import Claims
 from tests.model.virtual_time import ActorClock
 from tests.model.volumes import WITH_CLAIM, Volumes
 from tests.support.build import facts
 
 NAMESPACE = Namespace("default")
+NOTICE_S = 2.0
+"""Between the announcement of an eviction and the eviction."""
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
 
@@ -44,6 +48,10 @@ class Pod:
     lease: str = ""
     phase: str = "Pending"
     deleting: bool = False
+    is_protected: bool = False
+    """A PodDisruptionBudget allows no eviction of it."""
+    announced_s: float = math.inf
+    """When its eviction was announced, by the monotonic clock; infinite if it is not."""
 
     @property
     def is_terminal(self) -> bool:
@@ -61,6 +69,20 @@ class SlowWrite:
     about: str
     write: Callable[[], None]
     outcome: asyncio.Future[str] = field(default_factory=asyncio.Future)
+
+
+def _snapshot(pod: Pod) -> PodSnapshot:
+    return PodSnapshot(
+        pod.uid,
+        pod.node,
+        namespace=NAMESPACE,
+        name=pod.name,
+        priority=pod.request.priority,
+        deleting=pod.deleting,
+        terminal=pod.is_terminal,
+        resource_version=pod.lease,
+        annotations={ANNOTATION: pod.lease},
+    )
 
 
 class ApiServer:
@@ -87,6 +109,8 @@ class ApiServer:
         self.resync_requests: dict[str, None] = {}
         self.volumes = Volumes(self._queue_claiming)
         self.on_bound: Callable[[Pod], None] = lambda _: None
+        self.on_evicted: Callable[[Pod], None] = lambda _: None
+        """Called before a pod is evicted."""
         self._numbers = 0
 
     # Users and kubelets
@@ -222,16 +246,43 @@ class ApiServer:
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         pod = self.pods.get(name)
-        if pod is None:
-            return None
-        return PodSnapshot(
-            pod.uid,
-            pod.node,
-            deleting=pod.deleting,
-            terminal=pod.is_terminal,
-            resource_version=pod.lease,
-            annotations={ANNOTATION: pod.lease},
+        return _snapshot(pod) if pod else None
+
+    async def evict(
+        self, victim: Victim | PodSnapshot, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
+        if dry_run:
+            return self._evict(victim.pod, dry_run=True)
+        outcomes = list[tuple[EvictionOutcome, str]]()
+        await self.write(
+            f"eviction of {victim.pod}", lambda: outcomes.append(self._evict(victim.pod))
         )
+        return outcomes[0]
+
+    def _evict(self, uid: PodUid, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
+        pod = self.find(uid)
+        if pod is None:
+            return EvictionOutcome.GONE, "not found"
+        if pod.is_protected and not pod.is_terminal:
+            return EvictionOutcome.BLOCKED, "a PodDisruptionBudget allows no disruption"
+        if not (dry_run or pod.deleting):
+            self.on_evicted(pod)
+            self.delete(pod.name, force=False)
+        return EvictionOutcome.EVICTED, ""
+
+    async def announce(self, victim: Victim, at: float) -> None:
+        await self.write(
+            f"announcement to {victim.pod}",
+            lambda: self._announce(victim.pod, self.clock.ticks()),
+        )
+
+    async def withdraw(self, victim: Victim) -> None:
+        self._announce(victim.pod, math.inf)
+
+    def _announce(self, uid: PodUid, at_s: float) -> None:
+        pod = self.find(uid)
+        if pod is not None:
+            pod.announced_s = at_s
 
     async def annotate(
         self,
@@ -307,3 +358,22 @@ class ApiServer:
         )
         self.node_states.append(state)
         return state
+
+
+@dataclass(frozen=True, slots=True)
+class PodListing:
+    """Pods and PodDisruptionBudgets as planners read them."""
+
+    api: ApiServer
+
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        return await self.api.get(namespace, name)
+
+    async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
+        pods = self.api.pods.values()
+        budgets = [
+            DisruptionBudget(name=pod.name, pods=frozenset({pod.uid}), allowed=0)
+            for pod in pods
+            if pod.is_protected
+        ]
+        return {pod.uid: _snapshot(pod) for pod in pods}, budgets

@@ -25,6 +25,7 @@ from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
+from tests.model.preemption_judge import PreemptionJudge
 from tests.model.start_judge import StartJudge
 from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
@@ -72,6 +73,7 @@ class Judge(Watches):
     def __init__(self, world: World, figures: Counter[str]) -> None:
         self.world = world
         self.starts = StartJudge(world, figures)
+        self.preemptions = PreemptionJudge(world, figures)
         self.history = History(lost_samples=1)
         self.grants_seen = 0
         self.calls = -1
@@ -125,6 +127,7 @@ class Judge(Watches):
             *self._went_back(),
             *self._believed_lies(),
             *self.starts.look(ledger, self.history),
+            *self.preemptions.look(ledger, is_clock_wrong=self.clock_jumped),
         ):
             self.world.fail(problem)
         self.history.saw_ledger(ledger)
@@ -132,6 +135,10 @@ class Judge(Watches):
 
     def note_reported(self, event: KubernetesEvent) -> None:
         self.starts.record(event)
+
+    def check_evicted(self, pod: Pod) -> None:
+        is_clock_wrong = self.clock_jumped or bool(self.world.server.clock.ahead_s)
+        self.preemptions.check_evicted(pod, self.world.loop.time(), is_clock_wrong=is_clock_wrong)
 
     def note_starts_advanced(self, began_at: float) -> None:
         self.look()
@@ -409,9 +416,13 @@ class Judge(Watches):
         ]
         unrecorded = self._unrecorded(ledger)
         return [
-            f"{finding.check}: {finding.subject}: {finding.text}"
-            for finding in findings
-            if not finding.pods & unrecorded
+            *(
+                f"{finding.check}: {finding.subject}: {finding.text}"
+                for finding in findings
+                if not finding.pods & unrecorded
+            ),
+            *(f"M2: the preemption for {plan.id} stays" for plan in ledger.preemptions),
+            *self.preemptions.unserved(sample, ledger),
         ]
 
     def without_claims(self) -> list[str]:
@@ -493,6 +504,8 @@ class Judge(Watches):
             deleted=pod.deleting,
             message="it waits" if lease or pod.uid in self.ledger.waiting else "",
             gang=pod.request.gang.name if pod.request.gang else "",
+            priority=pod.request.priority,
+            spared=pod.is_protected,
             spread=bool(pod.request.anti_affinity_groups or pod.request.claims),
             runs=pod.uid in started,
             resized=True,

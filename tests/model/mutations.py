@@ -8,8 +8,10 @@ from unittest.mock import patch
 from services.binder.ledger_sync.agent_reports import LostAllocations
 from services.node_agent.allocate.patience import Patience
 from services.node_agent.gpus.device_faults import NOT_LISTED
+from services.planner.plan import plan_for_gang
 from shared.ledger.function_library import modules
 from shared.model.clock import Clock
+from shared.model.leases.preemption import PreemptionCause
 from tests.model.redis_links import EDITS
 
 
@@ -145,6 +147,16 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.binder.bind.volume_binder.VolumeBinder._fail",
         _nothing,
     ),
+    "gangs are evicted in part": ("shared.placing.endable_leases.needs_others", lambda _: False),
+    "pods are evicted for a part of a gang": (
+        "services.planner.plan.plan_for_gang",
+        lambda requests, _, gang, given: plan_for_gang(requests, 1, gang, given),
+    ),
+    "any priority evicts": (
+        "services.planner.plan.cause_for",
+        lambda *_: PreemptionCause.PRIORITY,
+    ),
+    "preemptions stay": ("shared.ledger.preemptions.Preemptions.close", _true),
     "starts are withdrawn without a word": (
         "services.planner.start_planner.StartPlanner._report_withdrawal",
         _ignore,

@@ -16,6 +16,8 @@ from shared.ledger.function_library import Library, bundled, modules
 from tests.model.virtual_time import ActorClock
 
 PREFIX = "lh:"
+BESIDE = "lh-preemption:"
+"""Prefix of what a rebuild of the ledger keeps."""
 LOCK = "call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms)"
 MODEL_LOCK = """
     local lock = lock_key(pod)
@@ -156,12 +158,14 @@ class RedisServer:
         )
         calls: list[tuple[object, ...]] = [("HGETALL", f"{PREFIX}{name}") for name in names]
         calls.append(("ZRANGE", f"{PREFIX}gone", 0, -1, "WITHSCORES"))
+        calls.append(("HGETALL", f"{BESIDE}preemptions"))
         replies = self.wire.call_all(calls)
-        return {name: _pairs(flat) for name, flat in zip((*names, "gone"), replies, strict=True)}
+        keys = (*names, "gone", "preemptions")
+        return {name: _pairs(flat) for name, flat in zip(keys, replies, strict=True)}
 
     def leader(self, service: str) -> str:
         """Return the name of the replica of a service that leads."""
-        return (self.wire.call("GET", f"lh-preemption:leader:{service}") or b"").decode()
+        return (self.wire.call("GET", f"{BESIDE}leader:{service}") or b"").decode()
 
     def read_feed(self, key: str, after: str, count: int) -> list[Any]:
         """Return what a stream has after an entry, in the form of the asynchronous client."""

@@ -12,7 +12,6 @@ from services.binder.wiring import BinderPorts, build_binder
 from services.claims.clients import ClaimAgentClient, ClaimClient
 from services.claims.wiring import ClaimPorts, build_claims
 from services.placer.service import Placer
-from services.planner.cluster_view import PodReader
 from services.planner.rules import PreemptionRules
 from services.planner.wiring import PlannerPorts, build_planner
 from shared.ledger.leases import RedisLeases
@@ -35,6 +34,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
 )
+from tests.model.api_server import NOTICE_S, PodListing
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
 from tests.support.build import dice
@@ -42,7 +42,15 @@ from tests.support.build import dice
 if TYPE_CHECKING:
     from tests.model.world import World
 
-PLAN_STARTS_AFTER_S = 1.0
+RULES = PreemptionRules(
+    plan_starts_after_s=1.0,
+    planned_starts=8,
+    preemption_notice_s=NOTICE_S,
+    preemption_min_runtime_s=0.0,
+    preemption_cooldown_s=0.0,
+    preemption_per_namespace_hour=1_000,
+    preemption_per_minute=1_000,
+)
 TTL_S = 30.0
 """How long a reservation waits for its binder."""
 Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event] | None]]
@@ -130,6 +138,7 @@ class BinderReplica(Service):
             concurrency=4,
         )
         self.binder.starts.events = self
+        self.binder.preemptions.events = self
         self.claims_service = build_claims(
             ClaimPorts(
                 ledger=self.binder.updater.ledger,
@@ -214,13 +223,11 @@ class PlannerReplica(Service):
         self.planner = build_planner(
             PlannerPorts(
                 ledger=RedisLeases(LinkedConnection(self.link)),
-                pods=cast(PodReader, self.world.api),
+                pods=PodListing(self.world.api),
                 publish=self._publish,
                 clock=self.clock,
             ),
-            rules=PreemptionRules(
-                plan_starts_after_s=PLAN_STARTS_AFTER_S, planned_starts=8, preemption=False
-            ),
+            rules=RULES,
         )
         self.running = {}
         self.rounds = {"plan": self.planner.preemptions.plan}

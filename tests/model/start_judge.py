@@ -93,9 +93,10 @@ class StartJudge:
                 del self.promises[pod]
 
     def _wrong_claims(self, ledger: RawLedger) -> Iterator[str]:
-        for pod in ledger.claims.keys() - ledger.starts:
+        preempting = {pod for preemption in ledger.preemptions for pod in preemption.pods}
+        for pod in ledger.claims.keys() - ledger.starts - preempting:
             devices = ledger.claims[pod].devices
-            yield f"S11: {pod} claims {sorted(devices)}, and no start is planned for it"
+            yield f"S11: {pod} claims {sorted(devices)}, and nothing is planned for it"
         claimed = {uuid for claim in ledger.claims.values() for uuid in claim.devices}
         for uuid, device in ledger.devices.items():
             if device.is_claimed and uuid not in claimed:

@@ -18,6 +18,7 @@ from tests.support.build import gpu, request
 CLAIMS = ("c0", "c1", "c2")
 PODS = tuple(f"p{number}" for number in range(6))
 GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=3))
+URGENT_GANGS = (Gang(name="ns/urgent-2", min_member=2), Gang(name="ns/urgent-3", min_member=3))
 """The judge reads from a gang's name how many pods it needs."""
 TEXTS = ("a", "\n", "|", "a\nns/red-2", "\0", "\u00e9", "\U0001f600", "'", '"', "\\")
 """What texts of hostile pods repeat: separators, and characters of several bytes."""
@@ -111,6 +112,45 @@ class Users(Machine):
             for _ in range(waits):
                 self.world.work()
 
+    @rule(
+        lambda self: self.free_names(),
+        mib=sizes,
+        gang=any_of(None, *URGENT_GANGS),
+        members=any_of(1, 2, 3),
+        priority=any_of(5, 10),
+    )
+    def create_urgent(self, mib: int, gang: Gang | None, members: int, priority: int) -> None:
+        """Create a pod or a gang for which others may be evicted."""
+        for _ in range(min(members, len(self.free_names())) if gang else 1):
+            self.create(mib, gang, priority=priority)
+
+    @rule(
+        lambda self: len(self.free_names()) > 4,
+        weight=6.0,
+        mib=any_of(60, 100),
+        gang=any_of(None, *GANGS),
+        needed=any_of(1, 2),
+        before=any_of(1, 6),
+        rounds=any_of(0, 1, 2, 4),
+    )
+    def outrank(self, mib: int, gang: Gang | None, needed: int, before: int, rounds: int) -> None:
+        """Fill the cluster, with a gang or without one; then pods of higher priority come."""
+        for _ in range(3):
+            self.create(mib, gang)
+        self.world.flow()
+        for _ in range(before):
+            self.world.work()
+        for _ in range(needed):
+            self.create(100, URGENT_GANGS[0] if needed > 1 else None, priority=5)
+        for _ in range(rounds):
+            self.world.work()
+
+    @rule(lambda self: self.world.api.pods, position=positions)
+    def protect_or_release(self, position: int) -> None:
+        """Let a PodDisruptionBudget forbid the eviction of a pod, or allow it again."""
+        pod = self.world.api.pods[chosen(self.world.api.pods, position)]
+        pod.is_protected = not pod.is_protected
+
     @rule(lambda self: self.free_names(), weight=2.0, mib=several(sizes, at_most=3))
     def create_claiming_pods(self, mib: Sequence[int]) -> None:
         """Create pods with a claim each, whose volume is made where the pod is placed."""
@@ -144,6 +184,7 @@ class Users(Machine):
         mode: DeviceMode | None = None,
         mig_allowed: bool = False,
         run_s: int | None = None,
+        priority: int = 0,
     ) -> None:
         self.world.api.create(
             self.free_names()[0],
@@ -152,6 +193,7 @@ class Users(Machine):
                 term=Term(max_run_s=run_s),
                 selection=DeviceSelection(mode=mode),
                 gang=gang,
+                priority=priority,
             ),
         )
 

@@ -86,6 +86,7 @@ class Watches:
     def note_handled(self, event: Event) -> None: ...
     def note_starts_advanced(self, began_at: float) -> None: ...
     def note_reported(self, event: KubernetesEvent) -> None: ...
+    def check_evicted(self, pod: Pod) -> None: ...
 
 
 class World:
@@ -137,6 +138,7 @@ class World:
         self.watches: Watches = Watches()
         self.api.on_binding = self.on_binding
         self.api.on_bound = self.on_bound
+        self.api.on_evicted = self.on_evicted
         self.rounds = 0
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
@@ -346,6 +348,10 @@ class World:
         has_claim = pod.request.claims == WITH_CLAIM
         if has_claim and pod.node and self.api.volumes.is_missing_on(pod.node, pod.name):
             self.fail(f"V1: {pod.uid} is bound to {pod.node}, without its volume")
+
+    def on_evicted(self, pod: Pod) -> None:
+        self.note(f"{pod.uid} is evicted")
+        self.watches.check_evicted(pod)
 
     def on_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         self.watches.check_refused(node, pod, reason, waited_s)

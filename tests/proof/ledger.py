@@ -16,6 +16,7 @@ from tests.proof.observations import (
     RawDevice,
     RawLease,
     RawLedger,
+    RawPreemption,
     RawShare,
 )
 
@@ -62,8 +63,24 @@ def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLe
             for start in raw.get("starts", {}).values()
             for entry in json.loads(start)["wanted"]
         ),
+        preemptions=tuple(map(_preemption, raw.get("preemptions", {}).values())),
         charges=tuple(charges),
         **more,
+    )
+
+
+def _preemption(value: bytes) -> RawPreemption:
+    stored = json.loads(msgpack.unpackb(value)[1])
+    gang = stored["gang"] or {"name": "", "min_member": 1}
+    return RawPreemption(
+        id=stored["id"],
+        opened_at=stored["opened_at"],
+        stage=stored["stage"],
+        pods=tuple(wanted["pod"] for wanted in stored["wanted"]),
+        gang=gang["name"],
+        least=gang["min_member"],
+        priority=stored["priority"],
+        victims={victim["pod"]: victim["outcome"] for victim in stored["victims"]},
     )
 
 

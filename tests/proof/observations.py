@@ -231,6 +231,23 @@ class RawCharge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawPreemption:
+    """Leases that end early, for a waiting pod or gang."""
+
+    id: str
+    opened_at: float
+    stage: str
+    pods: tuple[str, ...]
+    """That get what is freed."""
+    gang: str
+    least: int
+    """Pods that the gang needs, or 1."""
+    priority: int
+    victims: Mapping[str, str | None]
+    """By pod, what came of its eviction, or None before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RawLedger:
     """The contents of Redis."""
 
@@ -250,6 +267,8 @@ class RawLedger:
     """By pod."""
     starts: frozenset[str] = frozenset()
     """Pods whose start is planned."""
+    preemptions: tuple[RawPreemption, ...] = ()
+    """Those in progress."""
     charges: tuple[RawCharge, ...] = ()
     used_units: Mapping[str, int] = field(default_factory=dict)
     """Of each budget window."""

@@ -1,4 +1,4 @@
-"""Leasehold on a real API server with its controllers, for all tests that need the whole of it."""
+"""Leasehold on a real API server with its controllers, and what an extender is sent there."""
 
 from collections.abc import AsyncIterator
 
@@ -8,12 +8,20 @@ from tests.real.control_plane import control_plane
 from tests.real.disks import DiskClass
 from tests.real.leasehold import Leasehold, leasehold
 from tests.real.node_parts import KUBELETS, NODES
+from tests.real.recording_extender import Recorder, recorder
 from tests.support.storage import ZONE
 
 POD_GROUPS = (
     "--feature-gates=GenericWorkload=true",
     "--runtime-config=scheduling.k8s.io/v1alpha2=true",
 )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def notes() -> AsyncIterator[Recorder]:
+    """What kube-scheduler has sent to the extender."""
+    async with recorder() as recording:
+        yield recording
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -10,7 +10,7 @@ from shared.kubernetes.errors import InvalidError
 from tests.real.control_plane import ControlPlane, Json, control_plane, missing
 from tests.real.one_by_one import FENCE, answer_for, create_node, create_pod, path_of, remove
 from tests.real.one_by_one import NAMESPACES as PATH
-from tests.real.recording_extender import Recorder, recorder
+from tests.real.recording_extender import Recorder
 from tests.support.affinity_case import NAMESPACES, TAINTED
 from tests.support.affinity_cases import CASES
 
@@ -23,12 +23,6 @@ NOT_STORED = {"two selectors over one label"}
 """Cases that no API server of today stores; older ones may have."""
 REASONS = {TAINTED: "node(s) had untolerated taint(s)"}
 """Leasehold names the taint, as kube-schedulers before 1.35 did."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def notes() -> AsyncIterator[Recorder]:
-    async with recorder() as recording:
-        yield recording
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -18,7 +18,7 @@ from tests.real.one_by_one import (
     remove,
     stored,
 )
-from tests.real.recording_extender import Recorder, recorder
+from tests.real.recording_extender import Recorder
 from tests.support.node_case_objects import NAMESPACE, fitting, node_manifests, pod_manifests
 from tests.support.node_cases import LABELS, NODE_CASES, NodeCase
 
@@ -33,12 +33,6 @@ LABELS_OF_NAMESPACES: dict[Namespace, dict[str, str]] = {
     Namespace(FENCE): {},
 }
 NEWEST = list(LABELS)[-1]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def notes() -> AsyncIterator[Recorder]:
-    async with recorder() as recording:
-        yield recording
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from tests.real.control_plane import ControlPlane, control_plane, missing
 from tests.real.product_answers import ProductAnswers
-from tests.real.recording_extender import Recorder, recorder, scheduler_answer
+from tests.real.recording_extender import Recorder, scheduler_answer
 from tests.real.volume_objects import VolumeWorld
 from tests.support.storage import capacity, claim, driver, storage_class, volume
 from tests.support.volume_case import EVERYWHERE, NODES, Case
@@ -47,12 +47,6 @@ FENCE = Case(
     fits=EVERYWHERE,
 )
 """Created last: once it is answered, kube-scheduler has seen all before it, kind by kind."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def notes() -> AsyncIterator[Recorder]:
-    async with recorder() as recording:
-        yield recording
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -446,17 +446,20 @@ class ReadApi:
         """Return the preemption of a waiting pod, or what a planner would plan for it."""
         self._require_all(call)
         pod = PodUid(call.path["pod"])
-        waiting = self.service.projection.waiting
-        if pod not in waiting:
-            raise web.HTTPNotFound(reason="no waiting pod has this UID")
-        shown = await self.preemptions(call)
-        in_progress = next(
-            (preemption for preemption in shown.in_progress if preemption.id == pod), None
-        )
-        name = f"{waiting[pod].queued.namespace}/{waiting[pod].queued.name}"
-        if in_progress is not None:
+        now = self.service.clock.now()
+        state = await self.service.preemptions.state(now=now, past_s=0)
+        own = state.preemption_for(pod)
+        if own is not None:
+            [wanted] = (reservation for reservation in own.wanted if reservation.pod == pod)
+            name = f"{wanted.namespace}/{wanted.name}"
+            views = preemptions_view(state, call.visible).in_progress
+            [in_progress] = (preemption for preemption in views if preemption.id == own.id)
             reason = "a preemption for it is in progress"
             return DryRunView(pod=name, reason=reason, in_progress=in_progress)
+        waiting = self.service.projection.waiting.get(pod)
+        if waiting is None:
+            raise web.HTTPNotFound(reason="no waiting pod has this UID")
+        name = f"{waiting.queued.namespace}/{waiting.queued.name}"
         request = DryRunRequest(pod=pod, min_runtime_s=call.number("min_runtime_s"))
         reply = await self.bus.request(request, DryRunReply, timeout_s=PLAN_S)
         if not reply.waits:

@@ -45,6 +45,12 @@ HINTS: tuple[tuple[str, str], ...] = (
         "elsewhere",
     ),
     (
+        "cannot allocate all claims",
+        "wait until pods have ended: no pod is evicted for one with ResourceClaims, as only "
+        "kube-scheduler knows which GPUs these select; a pod that requests GPUs by resource names "
+        "gets them by its priority",
+    ),
+    (
         "didn't have free ports",
         "leave hostPort out, or wait until the pods that use the port have ended",
     ),

@@ -5,7 +5,7 @@ other pod gets what becomes free.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -24,11 +24,13 @@ from services.binder.plans.steps import (
     victim_event,
 )
 from services.binder.report.event_writer import EventRecorder
+from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.connection import in_batches
 from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.errors import UnavailableError
 from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import LeaseState
@@ -70,6 +72,9 @@ NEXT_S = 0.02
 AT_ONCE = 8
 """Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
 a Binding waits for its turn among them."""
+VICTIMS_AT_ONCE = 16
+"""Of one preemption: pods that are checked, announced or evicted side by side. Each batch of
+evictions is one write to Redis, so that one for 512 pods takes 32."""
 MOST_STEPS = 64
 """Preemptions of which steps are taken in one round; the others follow in the next ones."""
 OBSERVED_AT_ONCE = 64
@@ -80,6 +85,15 @@ GIVE_WAY_S = 1.0
 """For so long at most, a step waits while Bindings do: plans proceed under any load."""
 GIVE_WAY_PAUSE_S = 0.02
 """Interval of looks at whether they still do."""
+
+
+async def side_by_side(actions: Iterable[Awaitable[T]]) -> list[T]:
+    """Run all actions. Raises the first error, once all have ended."""
+    results = await asyncio.gather(*actions, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,6 +122,8 @@ class PlannedPreemptions:
         self._offer_at: dict[PodUid, float] = {}
         self._acting = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
+        self._awaited = frozenset[PodUid]()
+        """Whose leases end for plans, as read last."""
         self._has_acted = False
         self._last = ""
         """ID of the preemption that stepped last."""
@@ -115,12 +131,20 @@ class PlannedPreemptions:
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod, or None if there is none."""
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        claimed = (wanted for read in state.open for wanted in read.preemption.wanted)
-        return next((wanted for wanted in claimed if wanted.pod == pod), None)
+        own = state.preemption_for(pod)
+        return next((wanted for wanted in own.wanted if wanted.pod == pod), None) if own else None
 
     @observes
     async def note_changes(self, events: Sequence[PlansChanged]) -> None:
         self._changed.set()
+
+    def note_ended(self, pods: Iterable[PodUid]) -> None:
+        """Take the next steps at once if the leases of these pods have ended for a plan.
+
+        The planner notices that, too, for leases that another binder has ended.
+        """
+        if not self._awaited.isdisjoint(pods):
+            self._changed.set()
 
     async def wait(self) -> None:
         await wait_for_event(self._changed, until_tick(self.step_s))
@@ -136,9 +160,11 @@ class PlannedPreemptions:
         self.step_s = STEP_S if is_due else LOOK_S
         if not is_due or not await self.leadership.holds():
             self._has_acted = False
+            self._awaited = frozenset()
             return []
         began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
+        self._awaited = state.victims()
         placements = await self._advance(state)
         placements += await self.starts.advance(state.starts)
         least_s = NEXT_S if self._has_acted else STEP_S
@@ -146,18 +172,14 @@ class PlannedPreemptions:
         return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
-        """Run `AT_ONCE` at a time. Raises the first error, once all have ended."""
+        """Run `AT_ONCE` at a time, as `side_by_side` does."""
 
         async def act(action: Awaitable[T]) -> T:
             async with self._acting:
                 await self._give_way()
                 return await action
 
-        results = await asyncio.gather(*map(act, actions), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if not isinstance(result, BaseException)]
+        return await side_by_side(map(act, actions))
 
     async def _give_way(self) -> None:
         latest = self.clock.ticks() + GIVE_WAY_S
@@ -253,16 +275,16 @@ class PlannedPreemptions:
         ]
 
     async def _announce(self, read: StoredPreemption) -> None:
+        """Announce the evictions; without notice, evict at once."""
         preemption = read.preemption
-        for victim in preemption.victims:
-            outcome, reason = await self.pods.evict(victim, dry_run=True)
-            if outcome is EvictionOutcome.BLOCKED:
-                await self._cancel(read, reason, victim)
-                return
+        if await self._cancel_if_blocked(read):
+            return
         at = self.clock.now() + preemption.notice_s
-        for victim in preemption.victims:
-            await self.pods.announce(victim, at)
-            self.events.record(victim_event(victim, preemption, at))
+        victims_with_notice = preemption.victims if preemption.notice_s > 0 else ()
+        async for victims in self._batches(victims_with_notice):
+            await side_by_side(self.pods.announce(victim, at) for victim in victims)
+            for victim in victims:
+                self.events.record(victim_event(victim, preemption, at))
         # No pod is evicted before the last one has had its notice.
         now = self.clock.now()
         announced = replace(
@@ -270,24 +292,55 @@ class PlannedPreemptions:
             evict_at=now + preemption.notice_s,
             expires_at=expiry(preemption.victims, preemption.notice_s, now),
         )
-        if await self.store.save(read, announced):
-            for event in beneficiary_events(announced):
-                self.events.record(event)
+        saved = await self.store.save(read, announced)
+        if saved is None:
+            return
+        for event in beneficiary_events(announced):
+            self.events.record(event)
+        if preemption.notice_s == 0:
+            await self._evict(saved)
+
+    async def _batches(self, victims: Sequence[Victim]) -> AsyncIterator[Sequence[Victim]]:
+        """Yield the victims in batches, as long as this binder leads.
+
+        Raises UnavailableError once another one does: it continues from what is saved.
+        """
+        for number, batch in enumerate(in_batches(victims, VICTIMS_AT_ONCE)):
+            if number and not await self.leadership.holds():
+                raise UnavailableError("another binder leads")
+            yield batch
+
+    async def _cancel_if_blocked(self, read: StoredPreemption) -> bool:
+        """Cancel a preemption and return True if one of its victims may not be evicted now."""
+        async for victims in self._batches(read.preemption.left):
+            for victim, outcome, reason in await self._evict_all(victims, dry_run=True):
+                if outcome is EvictionOutcome.BLOCKED:
+                    await self._cancel(read, reason, victim)
+                    return True
+        return False
 
     async def _evict(self, read: StoredPreemption) -> None:
-        """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
+        """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried.
+
+        If one is blocked before the first is evicted, none is: a gang ends as a whole.
+        """
         current: StoredPreemption | None = read
         if read.preemption.stage is PreemptionStage.ANNOUNCED:
+            if read.preemption.notice_s > 0 and await self._cancel_if_blocked(read):
+                return
             begun = read.preemption.stepped(PreemptionStage.EVICTING)
             expires_at = expiry(begun.victims, 0.0, self.clock.now())
             current = await self.store.save(read, replace(begun, expires_at=expires_at))
-        for victim in read.preemption.left:
+        async for victims in self._batches(read.preemption.left):
             if current is None:
                 return
-            outcome, reason = await self.pods.evict(victim)
-            if outcome is not EvictionOutcome.BLOCKED:
-                current = await self._record_eviction(current, victim, outcome)
-            elif any(
+            results = await self._evict_all(victims)
+            blocked = [result for result in results if result[1] is EvictionOutcome.BLOCKED]
+            if len(blocked) < len(results):
+                current = await self._record_evictions(current, results)
+            if current is None or not blocked:
+                continue
+            if any(
                 victim.outcome is EvictionOutcome.EVICTED for victim in current.preemption.victims
             ):
                 now = self.clock.now()
@@ -296,19 +349,35 @@ class PlannedPreemptions:
                 }
                 self._blocked_until[read.preemption.id] = now + BLOCKED_S
             else:
+                victim, _, reason = blocked[0]
                 await self._cancel(current, reason, victim)
                 return
 
-    async def _record_eviction(
-        self, read: StoredPreemption, victim: Victim, outcome: EvictionOutcome
+    async def _evict_all(
+        self, victims: Sequence[Victim], *, dry_run: bool = False
+    ) -> list[tuple[Victim, EvictionOutcome, str]]:
+        replies = await side_by_side(self.pods.evict(victim, dry_run=dry_run) for victim in victims)
+        return [(victim, *reply) for victim, reply in zip(victims, replies, strict=True)]
+
+    async def _record_evictions(
+        self, read: StoredPreemption, results: Sequence[tuple[Victim, EvictionOutcome, str]]
     ) -> StoredPreemption | None:
+        """Record these but for those that are blocked."""
         preemption = read.preemption
-        event = None
-        if outcome is EvictionOutcome.EVICTED:
-            event = victim_event(victim, preemption)
-        record = eviction_record(victim, preemption, outcome, self.clock.now(), event=event)
-        saved = await self.store.save(read, preemption.after(victim, outcome), [record])
-        if saved is not None and event is not None:
+        now = self.clock.now()
+        records = []
+        events = list[tuple[Victim, KubernetesEvent]]()
+        for victim, outcome, _ in results:
+            event = None
+            if outcome is EvictionOutcome.BLOCKED:
+                continue
+            if outcome is EvictionOutcome.EVICTED:
+                event = victim_event(victim, preemption)
+                events.append((victim, event))
+            records.append(eviction_record(victim, preemption, outcome, now, event=event))
+            preemption = preemption.after(victim, outcome)
+        saved = await self.store.save(read, preemption, records)
+        for victim, event in events if saved is not None else ():
             self.events.record(event, once=True)
             count_eviction(victim.namespace, victim.cause)
             self._trace_eviction(victim, preemption, event.message)

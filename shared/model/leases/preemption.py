@@ -258,6 +258,11 @@ class PreemptionState:
     def victims(self) -> frozenset[PodUid]:
         return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)
 
+    def preemption_for(self, pod: PodUid) -> Preemption | None:
+        """Return the preemption in progress for a pod or its gang, or None if there is none."""
+        preemptions = (read.preemption for read in self.open)
+        return next((own for own in preemptions if pod in own.pods), None)
+
     def preemptors(self) -> frozenset[PodUid]:
         """Return the pods for which others are preempted."""
         return frozenset(pod for read in self.open for pod in read.preemption.pods)

@@ -15,7 +15,7 @@ spec: {limitGPUMinutes: 0.02, policy: {type: none}}
 """
 QUICK = {
     "LEASEHOLD_TICK_S": "0.2",
-    "LEASEHOLD_PREEMPTION_NOTICE_S": "8",
+    "LEASEHOLD_PREEMPTION_NOTICE_S": "12",
     "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "4",
     "LEASEHOLD_EVICT_VIOLATORS": "GpuLimitTampered",
 }

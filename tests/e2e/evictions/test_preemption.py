@@ -58,6 +58,8 @@ async def dry_run(up: Stack) -> dict[str, Any]:
 
 
 async def test_a_pod_over_budget_is_preempted_for_one_with_budget(up: Stack) -> None:
+    # The first command of a run imports all others; a preemption does not wait for it.
+    assert succeeded(await up.leasehold("preemptions"))
     await up.kube.create(path("team-a"), gpu_pod("spender", vgpu(memory=12_000)))
     before = await until_pod(up, "team-a", "spender", lambda pod: pod and running(pod))
     await up.kube.create(path("team-b"), gpu_pod("saver", vgpu(memory=12_000)))

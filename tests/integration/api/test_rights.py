@@ -29,15 +29,17 @@ from shared.model.events.request_reply import (
     ResizeRequest,
 )
 from shared.model.leases.lease import ShareSize
+from shared.model.leases.ledger import reservation_for
 from shared.model.leases.preemption import Preemption
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.requests.placement import Refusal
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import Gang
 from shared.nats.bus import Bus
 from tests.support.api.board import eviction
 from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
-from tests.support.placer.ledger import device, queued, report, verdict
+from tests.support.placer.ledger import device, queued, report, share, verdict
 from tests.support.servers.nats import flush
 from tests.support.waiting import until
 
@@ -363,6 +365,27 @@ async def test_a_planner_plans_a_preemption_for_those_who_see_all_namespaces(ser
         "no pod may be preempted for it",
     )
     assert receivers.received == [DryRunRequest(pod=waits.pod, min_runtime_s=5.0)]
+
+
+@pytest.mark.parametrize("gang", [None, Gang(name="default/train", min_member=1)])
+async def test_a_preemption_in_progress_is_shown_before_the_pod_is_seen_to_wait(
+    serve: Any, gang: Gang | None
+) -> None:
+    pod = queued("w1", units=1_000)
+    place = Placement(node=NodeName("a"), shares=(share("a", 0),))
+    async with serve(tokens="for-all *\n") as shown:
+        plan = Preemption(
+            id=gang.name if gang else pod.pod,
+            victims=(),
+            wanted=(reservation_for(pod, (place,)),),
+            gang=gang,
+        )
+        assert await shown.preemptions.open(plan)
+
+        status, view = await shown.get(f"/api/v1/preemptions/{pod.pod}", "for-all")
+
+    assert status == 200
+    assert (view["pod"], view["in_progress"]["id"]) == ("default/w1", plan.id)
 
 
 async def test_without_a_binder_the_outcome_is_said_to_be_unknown(serve: Any) -> None:

@@ -242,6 +242,20 @@ LET_IN = START + tuple(
 )
 """kube-scheduler gives ResourceClaims what is left of the devices, one of which is claimed."""
 
+CROWDED = (
+    *FILL,
+    do.work(),
+    *(do.disturb_link(number=n, what="delay", spared_calls=0) for n in (0, 1)),
+    do.create_pods(mib=(100,)),
+    *(do.work(),) * 2,
+)
+"""No binder looks at plans: it would cancel one for a pod that has no higher priority."""
+BLUE = Gang(name="ns/blue-3", min_member=3)
+GANG_OUTRANKED = (do.outrank(mib=100, gang=BLUE, needed=1, before=6, rounds=4),)
+"""A pod of higher priority needs the device of one pod of a gang, which needs all three."""
+PODS_OUTRANKED = (do.outrank(mib=100, gang=None, needed=2, before=1, rounds=4),)
+"""A gang of two has a higher priority than the pods that have all devices."""
+
 
 @pytest.mark.parametrize("name", FIRST_SEEDS)
 def test_random_runs_find_the_mutation(name: str) -> None:
@@ -276,6 +290,10 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("claims outlive their starts", DELETED, "S11"),
         ("devices stay claimed", DELETED, "S11"),
         ("claims let everything in", LET_IN, "S11"),
+        ("gangs are evicted in part", GANG_OUTRANKED, "P5"),
+        ("pods are evicted for a part of a gang", PODS_OUTRANKED, "P5"),
+        ("any priority evicts", CROWDED, "M2"),
+        ("preemptions stay", PODS_OUTRANKED, "M2"),
         ("pods are bound before their claims", CLAIMING, "V1"),
         ("claims that fail keep leases", CLAIM_GONE, "V2"),
     ],

@@ -1,16 +1,17 @@
 """Pods with ResourceClaims are evicted like others: their share is free once the lease ends."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from shared.model.events.request_reply import DryRunRequest
 from shared.model.leases.lease import ClaimAllocation
-from shared.model.leases.ledger import Reservation, ReservedLease
+from shared.model.leases.ledger import Reservation, ReservedLease, waits_for_kube_scheduler
 from shared.model.names import PREEMPTIBLE, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from tests.support.placer.ledger import share
-from tests.support.planner.scene import Scene
+from tests.support.planner.scene import Scene, waiting_pod
 
 CLAIM = PodUid("uid-of-claim")
 
@@ -66,6 +67,32 @@ async def test_a_claim_that_a_protected_pod_uses_stays(at: Scene) -> None:
     assert ("a/old-0", "it is labelled as not preemptible") in [
         (each.pod, each.reason) for each in dry_run.protected
     ]
+
+
+async def test_no_pod_is_evicted_for_one_that_waits_for_a_claim(at: Scene) -> None:
+    old = await at.running("old", mib=16_000)
+    made = await at.pod("claiming", "b", spec={"resourceClaims": [{"name": "gpu"}]})
+    pod = PodUid(made["metadata"]["uid"])
+    field = "spec.resourceClaims[0]"
+    queued = waiting_pod(pod, name="claiming", gpus=0, priority=1_000, by_kube_scheduler=True)
+    queued = replace(queued, handed_over=field)
+    refused = waits_for_kube_scheduler(queued, "1 cannot allocate all claims", at.clock.now())
+    await at.ledger.waiting_pods.hand_over([refused])
+    binder = at.binder()
+
+    await at.steps(binder, 3)
+    dry_run = await binder.dry_run(DryRunRequest(pod=pod))
+
+    assert await at.stages() == []
+    assert not await at.is_deleting(old.name)
+    assert dry_run.waits
+    assert "may choose other GPUs than those that evictions would free" in dry_run.reason
+
+    # One of the same priority that requests its GPU by a resource name gets it.
+    await at.waiting("urgent", mib=16_000, priority=1_000)
+    at.clock.advance(5)  # the planner looks again
+    await at.evict(binder)
+    assert await at.is_deleting(old.name)
 
 
 @pytest.mark.parametrize("most", [1, 2])

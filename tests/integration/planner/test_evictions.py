@@ -252,6 +252,78 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     assert at.reports.evictions == {("a", "expired"): 1}
 
 
+async def test_without_notice_a_pod_is_evicted_in_the_first_step(at: Scene) -> None:
+    await at.in_need()
+
+    await at.binder(preemption_notice_s=0).preempt()
+
+    assert await at.is_deleting("old")
+    assert await at.announced_for("old") is None
+    assert [record.outcome for record in await at.evictions()] == [EvictionOutcome.EVICTED]
+    assert len(at.reports.of("old")) == 1
+
+
+@pytest.mark.parametrize("notice_s", [0, 30])
+async def test_what_can_be_evicted_is_recorded_although_another_pod_cannot(
+    at: Scene, notice_s: float
+) -> None:
+    await at.running("one", mib=8_000)
+    await at.running("two", mib=8_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
+    binder = at.binder(pods=Refusing(at.kube, "two"), preemption_notice_s=notice_s)
+
+    await at.evict(binder)
+
+    assert [await at.is_deleting(name) for name in ("one", "two")] == [True, False]
+    outcomes = {record.name: record.outcome for record in await at.evictions()}
+    assert outcomes == {"one": EvictionOutcome.EVICTED}
+    assert await at.stages() == [PreemptionStage.EVICTING]  # and tried again
+
+
+async def test_a_binder_that_leads_no_more_evicts_no_further_pods(
+    at: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.binder.plans.preemptions.VICTIMS_AT_ONCE", 1)
+    for name in ("one", "two"):
+        await at.running(name, mib=8_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await binder.preempt()
+    at.clock.advance(30)
+    leads = iter([True, True, False])  # at the start, at the second dry run, at the second eviction
+
+    async def holds() -> bool:
+        return next(leads)
+
+    monkeypatch.setattr(binder.preemptions.leadership, "holds", holds)
+
+    with pytest.raises(UnavailableError, match="another binder leads"):
+        await binder.preemptions.carry_out()
+    assert [await at.is_deleting(name) for name in ("one", "two")].count(True) == 1
+
+    await _turn_over(at)
+    await at.binder().preempt()
+    assert [await at.is_deleting(name) for name in ("one", "two")] == [True, True]
+    assert len(await at.evictions()) == 2
+
+
+class Refusing(PodClient):
+    """The eviction of one pod is refused, but not its dry run."""
+
+    def __init__(self, kube: KubernetesClient, name: str) -> None:
+        super().__init__(kube)
+        self.name = name
+
+    async def evict(
+        self, victim: Victim | PodSnapshot, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
+        if victim.name == self.name and not dry_run:
+            return EvictionOutcome.BLOCKED, "it would violate the pod's disruption budget"
+        return await super().evict(victim, dry_run=dry_run)
+
+
 class KilledError(Exception):
     """The binder ended here."""
 
@@ -285,7 +357,7 @@ class Mortal(PodClient):
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("call", range(1, 7))
+@pytest.mark.parametrize("call", range(1, 9))
 async def test_another_binder_continues_wherever_one_is_killed(
     at: Scene, call: int, after: bool
 ) -> None:

@@ -157,6 +157,25 @@ async def test_a_gang_ends_as_a_whole_for_a_single_pod(at: Scene) -> None:
     assert [await at.is_deleting(f"old-{gpu}") for gpu in range(2)] == [True, True]
 
 
+@TWO_GPUS
+async def test_a_gang_stays_if_one_of_its_pods_is_protected_during_the_notice(at: Scene) -> None:
+    for gpu in range(2):
+        labels = {"app": f"old-{gpu}"}
+        await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, gang=OLD_GANG, labels=labels)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await binder.preempt()
+
+    await at.protect("late", {"app": "old-1"}, least=1)
+    at.clock.advance(30)
+    await binder.preempt()
+
+    assert [await at.is_deleting(f"old-{gpu}") for gpu in range(2)] == [False, False]
+    assert await at.stages() == []
+    assert "not evicted after all" in at.reports.of("old-0")[-1]
+
+
 @THREE_GPUS
 async def test_a_pod_of_a_gang_ends_if_its_minimum_stays(at: Scene) -> None:
     for gpu in range(3):

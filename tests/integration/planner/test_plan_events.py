@@ -31,14 +31,16 @@ class Running:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self.placements: list[PlacementChosen] = []
+        self.planner_speaks = True
         replicas.planner.preemptions.step_s = NEVER_S
         replicas.preemptions.step_s = NEVER_S
 
     async def publish(self, events: Sequence[Event]) -> None:
         self.placements += [event for event in events if isinstance(event, PlacementChosen)]
-        await self.replicas.preemptions.note_changes(
-            [event for event in events if isinstance(event, PlansChanged)]
-        )
+        if self.planner_speaks:
+            await self.replicas.preemptions.note_changes(
+                [event for event in events if isinstance(event, PlansChanged)]
+            )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -48,8 +50,9 @@ class Running:
                         tasks.create_task(run_loop(role, self.publish))
 
 
+@pytest.mark.parametrize("ended_by", ["another binder", "this binder"])
 async def test_a_gpu_is_reclaimed_without_a_poll(
-    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:
     for poll in POLLS:
         monkeypatch.setattr(poll, NEVER_S)
@@ -68,7 +71,11 @@ async def test_a_gpu_is_reclaimed_without_a_poll(
             pod = await at.waiting("new", mib=16_000)
             await replicas.planner.preemptions.note_refused([])
             await until(lambda: at.is_deleting("old"), bool, limit_s=30)
+            if ended_by == "this binder":
+                running.planner_speaks = False
             await at.terminate(old)
+            if ended_by == "this binder":
+                replicas.preemptions.note_ended([old.pod])
             await until(lambda: running.placements, limit_s=30)
         finally:
             loops.cancel()

@@ -129,7 +129,7 @@ async def test_no_pod_is_preempted_on_a_gpu_that_is_claimed_for_a_start(at: Scen
     await running(at, 0)  # has used less, so that it would be the one
     gang = Gang(name="a/g", min_member=2)
     for number in (0, 1):
-        await at.waiting(f"g-{number}", namespace="a", mib=8_000, gang=gang)
+        await at.waiting(f"g-{number}", namespace="a", mib=8_000, gang=gang, since=1.0)
     binder = at.binder()
     await step(at, binder)
     [start] = await starts(at)

@@ -61,6 +61,18 @@ async def test_the_lease_of_a_pod_that_cannot_run_ends_at_once(
     assert not world.agents.requested_pods
 
 
+async def test_plans_that_wait_for_a_pod_continue_once_its_lease_has_ended(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
+    noted = list[PodUid]()
+    monkeypatch.setattr(world.binder.preemptions, "note_ended", noted.extend)
+
+    await world.binder.end_leases([terminated(phase="Succeeded")])
+
+    assert noted == [lease().pod]
+
+
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
 async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     new_world: NewWorld,
