@@ -22,7 +22,8 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import Claim
-from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.kubelet import KubeletRecord
+from tests.model.limit_judge import LimitJudge
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
 from tests.model.start_judge import StartJudge
@@ -72,6 +73,7 @@ class Judge(Watches):
     def __init__(self, world: World, figures: Counter[str]) -> None:
         self.world = world
         self.starts = StartJudge(world, figures)
+        self.limits = LimitJudge(world)
         self.history = History(lost_samples=1)
         self.grants_seen = 0
         self.calls = -1
@@ -125,6 +127,7 @@ class Judge(Watches):
             *self._went_back(),
             *self._believed_lies(),
             *self.starts.look(ledger, self.history),
+            *self.limits.look(ledger, list(_running(self.world))),
         ):
             self.world.fail(problem)
         self.history.saw_ledger(ledger)
@@ -169,6 +172,9 @@ class Judge(Watches):
 
     # What happens to containers
 
+    def check_created(self, node: NodeName, record: KubeletRecord) -> None:
+        self.limits.check_created(self.read_ledger(), self.world.nodes[node], record)
+
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
         world = self.world
@@ -183,6 +189,7 @@ class Judge(Watches):
             world.fail(f"S7: {grant} differs from its lease {lease}")
         elif grant.slices:
             self._check_position(world.nodes[node], grant, lease.shares[0])
+        self.limits.check_given(self.ledger, world.nodes[node], record)
 
     def _check_checkpoint(self, node: NodeName, pod: str) -> None:
         content = json.loads((self.world.nodes[node].folder / f"{node}.json").read_bytes())
@@ -286,7 +293,7 @@ class Judge(Watches):
             existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
             if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
                 yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
-            if record.used_mib > limit_mib(record):
+            if record.counted_mib > node.limit_mib(record):
                 yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
 
     # What binders have handled
@@ -409,9 +416,12 @@ class Judge(Watches):
         ]
         unrecorded = self._unrecorded(ledger)
         return [
-            f"{finding.check}: {finding.subject}: {finding.text}"
-            for finding in findings
-            if not finding.pods & unrecorded
+            *(
+                f"{finding.check}: {finding.subject}: {finding.text}"
+                for finding in findings
+                if not finding.pods & unrecorded
+            ),
+            *self.limits.differing(ledger, list(_running(self.world))),
         ]
 
     def without_claims(self) -> list[str]:
@@ -438,7 +448,7 @@ class Judge(Watches):
         running = list(_running(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
-            _seen_claim(claim, running)
+            _seen_claim(claim, running, is_startable=not self._is_refused(claim))
             for claim in world.claims.stored.values()
             if claim.uid in ledger.leases or not self._is_kept(claim)
         ]
@@ -451,7 +461,7 @@ class Judge(Watches):
             ledger=ledger,
             limits={
                 str(record.pod.uid): RegionLimits(
-                    pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores,)
+                    pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores or HARDWARE.cores,)
                 )
                 for node, record in running
                 if not (grant := _grant(node, record)).slices
@@ -498,6 +508,12 @@ class Judge(Watches):
             resized=True,
             **copy,
         )
+
+    def _is_refused(self, claim: Claim) -> bool:
+        """Whether several pods use a claim that the driver holds, which limits each for itself."""
+        lease = self.ledger.leases.get(claim.uid)
+        held = {share.memory for share in lease.shares} if lease else set()
+        return len(claim.consumers) > 1 and "driver" in held
 
     def _is_kept(self, claim: Claim) -> bool:
         """Whether its device, which was allocated unasked, is kept for a pod that waits."""
@@ -546,8 +562,11 @@ def _grant(node: Node, record: KubeletRecord) -> Grant:
     instance = parse_instance(record.visible)
     about: dict[str, Any] = {"pod": str(record.pod.uid), "node": str(node.name), "cores": 0}
     if instance is None:
-        about["cores"] = int((record.given or {})["CUDA_DEVICE_SM_LIMIT"])
-        return Grant(**about, device=record.visible, mib=limit_mib(record))
+        whole = isinstance(record.pod, Pod) and record.pod.request.containers[0].whole
+        unlimited = HARDWARE.cores if whole else 0
+        about["cores"] = int((record.given or {}).get("CUDA_DEVICE_SM_LIMIT", unlimited))
+        mib = node.limit_mib(record)
+        return Grant(**about, device=record.visible, mib=mib, exclusive=whole)
     return Grant(
         **about,
         device=instance.device,
@@ -560,15 +579,18 @@ def _grant(node: Node, record: KubeletRecord) -> Grant:
 def _want(request: PodRequest) -> Want:
     needed = request.containers[0]
     only_mig = request.selection.mode == DeviceMode.MIG
+    if needed.whole:
+        return Want(mib=HARDWARE.mib, cores=HARDWARE.cores, exclusive=True)
     return Want(
         mib=needed.memory_units or 0,
         cores=needed.cores_percent,
+        memory=needed.held_by.memory or "",
         mig=only_mig,
         either=needed.mig_allowed and not only_mig,
     )
 
 
-def _seen_claim(claim: Claim, running: Running) -> SeenPod:
+def _seen_claim(claim: Claim, running: Running, *, is_startable: bool) -> SeenPod:
     """Return a claim as if it was a pod."""
     node = str(claim.node or "")
     return SeenPod(
@@ -581,7 +603,8 @@ def _seen_claim(claim: Claim, running: Running) -> SeenPod:
         devices=(str(claim.device),) if claim.device else (),
         copied_mib=(claim.mib,) if claim.device else (),
         message="no pod",
-        runs=not claim.consumers or any(record.pod is claim for _, record in running),
+        runs=not (claim.consumers and is_startable)
+        or any(record.pod is claim for _, record in running),
         resized=True,
         of_claim=True,
     )

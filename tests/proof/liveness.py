@@ -123,13 +123,19 @@ def waits(pod: SeenPod) -> bool:
     return not (pod.node or pod.deleted or pod.ended or pod.forged)
 
 
-Free = list[tuple[int, int, int]]
-"""Of each device: free MiB, free percent of cores, free slots."""
+Free = list[tuple[int, int, int, str]]
+"""Of each device: free MiB, free percent of cores, free slots, and the mode of its leases or ""."""
 
 
 def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
     """Return what the pods of the API server leave of the devices that can be used."""
     taken = _taken(sample, ledger)
+    modes = {
+        share.device: share.mode
+        for lease in ledger.leases.values()
+        if lease.state in LIVE
+        for share in lease.shares
+    }
     free: defaultdict[str, Free] = defaultdict(list)
     for raw in ledger.devices.values():
         node = (sample.nodes or {}).get(raw.node)
@@ -143,7 +149,8 @@ def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
         cores = sample.hardware.cores - sum(want.cores for want in wants)
         if cores > 0:  # else it takes no further pod
             mib = sample.hardware.mib - sum(want.mib for want in wants)
-            free[raw.node].append((mib, cores, sample.hardware.slots - len(wants)))
+            slots = sample.hardware.slots - len(wants)
+            free[raw.node].append((mib, cores, slots, modes.get(raw.uuid, "")))
     return free
 
 
@@ -197,8 +204,9 @@ def fits_on(want: Want, devices: Free, sample: Sample) -> bool:
     most = sample.hardware.slots
     fitting = [
         slots
-        for mib, cores, slots in devices
+        for mib, cores, slots, mode in devices
         if mib >= want.mib and cores >= want.cores and slots > (most - 1) * want.exclusive
+        if not (want.memory and mode) or want.memory == mode
     ]
     return len(fitting) >= want.gpus
 

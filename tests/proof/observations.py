@@ -18,6 +18,8 @@ class Want:
     """It needs MIG instances of at least this size."""
     either: bool = False
     """It takes a MIG instance or a share."""
+    memory: str = ""
+    """What it demands to hold its memory: a device in another mode does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,10 @@ class RawShare:
     fence: int
     layout: str = ""
     """The MIG layout in which it is an instance, whose position is its slot."""
+    memory: str = ""
+    """What holds its memory."""
+    mode: str = ""
+    """In which its device is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
