@@ -114,6 +114,7 @@ class Judge(Watches):
         together = replace(sample, grants=sample.grants + left)
         self._fail(safety.s1_no_device_is_over_committed(together, self.history))
         for check in (
+            safety.s1_a_device_has_one_mode,
             safety.s2_a_container_has_one_lease,
             safety.s8_a_lease_lasts_while_its_pod_may_run,
             starts.s11_what_is_let_in_before_a_start_ends_in_time,

@@ -12,7 +12,6 @@ from tests.model.api_server import Pod
 from tests.model.kubelet import KubeletRecord
 from tests.model.node import Node
 from tests.proof.observations import RawLedger, RawShare
-from tests.proof.safety import LIVE
 
 if TYPE_CHECKING:
     from tests.model.world import World
@@ -37,7 +36,6 @@ class LimitJudge:
 
     def look(self, ledger: RawLedger, running: list[tuple[Node, KubeletRecord]]) -> Iterator[str]:
         """Yield what is wrong at every moment."""
-        yield from mixed_modes(ledger)
         now_s = self.world.loop.time()
         for node in self.world.nodes.values():
             if _is_hindered(node):
@@ -122,17 +120,6 @@ class LimitJudge:
             f"the driver of {node.name} holds {record.pod.uid} to {held_mib} MiB, its lease has "
             f"{share.mib}"
         )
-
-
-def mixed_modes(ledger: RawLedger) -> Iterator[str]:
-    """Yield devices whose leases share them in several modes."""
-    modes: dict[str, set[str]] = {}
-    for lease in ledger.leases.values():
-        for share in lease.shares if lease.state in LIVE else ():
-            modes.setdefault(share.device, set()).add(share.mode)
-    for device, used in modes.items():
-        if len(used) > 1:
-            yield f"S1: {device} is shared in the modes {sorted(used)} at once"
 
 
 def _place(record: KubeletRecord) -> tuple[DeviceUuid, PodUid, str]:

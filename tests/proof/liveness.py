@@ -20,6 +20,8 @@ TRUSTED_S = 20.0
 OFFERED_S = 2.0
 EXPIRED_S = 5.0
 REGION_S = 30.0
+DRIVER_LIMIT_S = 40.0
+"""An agent compares every 30 s; what the driver has is read every 2 s."""
 _NODES = re.compile(r"\d+/(\d+) nodes are available")
 
 
@@ -225,6 +227,27 @@ def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[
         if enforced != leased:
             text = f"its container may use {enforced} MiB and %, its lease has {leased}"
             yield history.about("S7", uid, text, REGION_S)
+
+
+def s7_the_driver_holds_what_is_leased(sample: Sample, history: History) -> Iterator[Finding]:
+    """The driver's limit of a pod becomes that of its lease, also when it was lost."""
+    held = sample.driver_limits
+    if held is None or sample.ledger is None:
+        return
+    for uid, pod in sorted((sample.pods or {}).items()):
+        lease = sample.ledger.leases.get(uid)
+        if lease is None or lease.state not in HELD or not pod.runs or pod.ended or pod.deleted:
+            continue
+        leased: defaultdict[str, int] = defaultdict(int)
+        for share in lease.shares:
+            if share.memory == "driver":
+                leased[share.device] += share.mib
+        for device, mib in leased.items():
+            if held.get((uid, device)) != mib:
+                text = (
+                    f"the driver holds it to {held.get((uid, device))} MiB of {device}, not {mib}"
+                )
+                yield history.about("S7", uid, text, DRIVER_LIMIT_S)
 
 
 def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Finding]:

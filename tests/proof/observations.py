@@ -276,6 +276,8 @@ class Sample:
     agents: tuple[AgentGrant, ...] = ()
     limits: Mapping[str, RegionLimits] = field(default_factory=dict)
     """Of running containers, by pod."""
+    driver_limits: Mapping[tuple[str, str], int] | None = None
+    """Limits of pods in MiB that the nodes' drivers have, by UID and device."""
     ledger: RawLedger | None = None
     mig_devices: frozenset[str] = frozenset()
     """Devices in MIG mode."""
