@@ -103,7 +103,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "node-gone-unseen": FaultKind(targets=NODES, seconds=(0.5, 6.0)),
     "device-twice": FaultKind(targets=DOUBLED_DEVICES, seconds=(4.0, 9.0)),
     "driver-version": FaultKind(targets=NODES, seconds=(3.0, 8.0)),
-    "limits-vanish": FaultKind(targets=NODES),
+    "limits-vanish": FaultKind(),
     "limits-error": FaultKind(targets=NODES, seconds=WINDOW_S),
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),

@@ -86,7 +86,8 @@ class LimitDriver:
             if self.accounting is Accounting.MISC:
                 raise LimitError(LimitFault.REFUSED, "it refuses the limit")
             return
-        self.limits[key] = self.last_set[key] = hard_bytes
+        self.limits[key] = hard_bytes
+        self.last_set[key] = hard_bytes
 
     async def get(self, device: DeviceUuid, cgroup: Path) -> MemoryLimit:
         self._check_version()

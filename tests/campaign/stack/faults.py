@@ -237,8 +237,10 @@ class FaultInjector:
     async def _upgrade_driver(self, fault: Fault) -> None:
         await self._replace_driver(fault.target, is_old=False)
 
-    async def _lose_limits(self, fault: Fault) -> None:
-        await asyncio.to_thread(self.cluster.limits.lose, fault.target)
+    async def _lose_limits(self, _fault: Fault) -> None:
+        """Have the drivers of all nodes lose their limits."""
+        for node in NODES:
+            await asyncio.to_thread(self.cluster.limits.lose, node)
 
     async def _fail_limits(self, fault: Fault) -> None:
         await asyncio.to_thread(self.cluster.limits.fail, fault.target, UNKNOWN)
