@@ -13,6 +13,7 @@ from tests.campaign.workload import (
     GANG_MIN,
     GANG_NAME,
     GUARDED,
+    ISOLATION,
     LEASE_ANNOTATION,
     PREEMPTIBLE,
     RESIZED_ANNOTATION,
@@ -46,7 +47,9 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         uid=metadata["uid"],
         name=metadata["name"],
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
-        want=Want(gpus, mib, cores, bool(exclusive), bool(mig)),
+        want=Want(
+            gpus, mib, cores, bool(exclusive), bool(mig), memory=annotations.get(ISOLATION, "")
+        ),
         node=pod["spec"].get("nodeName", ""),
         phase=status.get("phase", "Pending"),
         deleted="deletionTimestamp" in metadata,
@@ -102,9 +105,7 @@ def grants_of(
             continue
         environment = container["env"]
         pod = state["uid"]
-        for position, device in enumerate(environment.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
-            if device in {"", "none", "void"}:
-                continue
+        for position, device in enumerate(container["gpus"]):
             if device.startswith("MIG-"):  # one that no device ever had gives nothing
                 instance = instances.get(device) or HardwareInstance(uuid="", device=device, mib=0)
                 about: dict[str, Any] = {

@@ -64,6 +64,8 @@ class CampaignRunner:
             await self._settle()
             if not self.cluster.clocks.compiler:
                 self.report("no C compiler (cc or gcc): faults of kind `clock` do nothing")
+            await self.injector.upgrade_drivers()
+            await self._settle()
             self.result.begin = await self._resources()
             for planned_round in rounds:
                 if time.time() - self.began_at > seconds:
@@ -153,7 +155,8 @@ class CampaignRunner:
             if action.verb == "resize":
                 await self._resize(action.pod)
             elif action.pod is not None:
-                await kube.create(PODS, manifest(action.pod))
+                created = json.loads(await kube.create(PODS, manifest(action.pod)))
+                self.cluster.limits.make_pod(created["metadata"]["uid"])
             else:
                 await kube.delete(path, grace_s=0 if action.verb == "remove" else None)
         except NotFoundError:

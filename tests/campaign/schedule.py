@@ -21,6 +21,8 @@ LAYOUTS = {
     "node-1": "2xA100-80GB",
     "node-2": "1xA100-80GB+1xA100-80GB:mig",
 }
+ACCOUNTING = {"node-0": "dmem", "node-1": "misc", "node-2": "dmem"}
+"""How the driver of each node limits memory."""
 MIG_DEVICES = (("node-2", 1),)
 """Node and index of the devices in MIG mode."""
 DOUBLED_DEVICES = ("node-0:0", "node-0:1", "node-1:0", "node-2:0")
@@ -100,6 +102,9 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "node-gone-unseen": FaultKind(targets=NODES, seconds=(0.5, 6.0)),
     "device-twice": FaultKind(targets=DOUBLED_DEVICES, seconds=(4.0, 9.0)),
+    "driver-version": FaultKind(targets=NODES, seconds=(3.0, 8.0)),
+    "limits-vanish": FaultKind(),
+    "limits-error": FaultKind(targets=NODES, seconds=WINDOW_S),
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),
     "tenant": FaultKind(seconds=(4.0, 9.0)),

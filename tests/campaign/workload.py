@@ -36,6 +36,8 @@ URGENT_PRIORITY = 1000
 PREEMPTIBLE = "leasehold.dev/preemptible"
 GUARDED = "campaign.test/guarded"
 """A label of pods that a PodDisruptionBudget protects from every eviction."""
+ISOLATION = "leasehold.dev/isolation"
+"""By which a pod demands what holds its memory and cores."""
 RESIZABLE = frozenset({"volcano-vgpu", "hami"})
 WITH_PROCESSES = 4
 """One in so many pods runs a command as processes of the machine, which can outlive it."""
@@ -62,6 +64,7 @@ class PodPlan:
     """Its `activeDeadlineSeconds`."""
     urgent: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = ""
     init: bool = False
     """It has an init container, which requests what `main` requests, and ends before it."""
     sidecar: bool = False
@@ -130,6 +133,7 @@ VOCABULARIES: Mapping[str, Callable[[Random], Choice]] = {
     "volcano-mig": _volcano_mig,
 }
 _ANNOTATIONS = {"volcano-mig": {"volcano.sh/vgpu-mode": "mig"}}
+DEMANDS = ("", "", "", "driver", "hami-core")
 _DEADLINES_S = (10, 25, 120, 600)
 """The shortest may fill the gaps before starts that the longest delay."""
 _LABELS: tuple[Mapping[str, str], ...] = ({PREEMPTIBLE: "false"}, {GUARDED: "yes"})
@@ -139,11 +143,13 @@ def choose_pod(random: Random, name: str, *, run_s: int, forged_node: str = "") 
     """Return a pod of a random vocabulary and size."""
     vocabulary = random.choices(tuple(VOCABULARIES), weights=(5, 4, 4, 4, 4, 1, 3))[0]
     want, limits = VOCABULARIES[vocabulary](random)
+    demands = DEMANDS if want.cores and not want.exclusive else ("",)
     return PodPlan(
         name=name,
         vocabulary=vocabulary,
         want=want,
         limits=limits,
+        isolation=random.choice(demands),
         run_s=run_s,
         **_choose_term(random),
         urgent=random.random() < 0.1,
@@ -198,6 +204,8 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
     annotations = {WANT_ANNOTATION: " ".join(str(int(number)) for number in numbers)}
     annotations |= {**_ANNOTATIONS.get(pod.vocabulary, {}), **pod.term}
     spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
+    if pod.isolation:
+        annotations[ISOLATION] = pod.isolation
     if pod.gang:
         annotations |= {GANG_NAME: pod.gang, GANG_MIN: str(pod.gang_min)}
     if pod.forged_node:

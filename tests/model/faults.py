@@ -262,6 +262,45 @@ class LeaseProtocol(HostileAgent):
         """Let the next change of MIG instances fail, or take long."""
         self.world.nodes[node].driver.fault = fault
 
+    @rule(
+        lambda self: any(node.limit_driver.limits for node in self.world.nodes.values()),
+        weight=2.0,
+        position=positions,
+        what=any_of("one", "device", "all"),
+    )
+    def limits_vanish(self, position: int, what: str) -> None:
+        """Somebody removes a limit of the driver, or it is reloaded, or lets a device go."""
+        driver, cgroup = chosen(
+            (
+                (node.limit_driver, cgroup)
+                for node in self.world.nodes.values()
+                for cgroup in node.limit_driver.limits
+            ),
+            position,
+        )
+        if what == "one":
+            del driver.limits[cgroup]
+        else:
+            driver.lose(cgroup[0] if what == "device" else None)
+
+    @rule(node=nodes, seconds=any_of(0.0, 3.0))
+    def setter_fails_or_recovers(self, node: NodeName, seconds: float) -> None:
+        """Let the partitioner set and read no limits of the driver, or end that."""
+        client = self.world.nodes[node].limit_client
+        client.fails = not client.fails
+        self.world.loop.advance(seconds)
+
+    @rule(node=nodes, weight=0.5, other_driver=any_of(False, True, True))
+    def reboot(self, node: NodeName, other_driver: bool) -> None:
+        """Restart a machine: the driver that sets limits replaces the last without, or it back.
+
+        Its containers start again, on devices without MIG instances and limits.
+        """
+        machine = self.world.nodes[node]
+        machine.reboot(other_driver=other_driver)
+        self.tell(f"the driver of {node} sets limits: {not machine.limit_driver.is_old}")
+        self.world.loop.settle()
+
     @rule(node=nodes)
     def reset_device(self, node: NodeName) -> None:
         """Reset the device with MIG instances: they are gone, and its containers start again."""
@@ -270,6 +309,7 @@ class LeaseProtocol(HostileAgent):
         machine.respond(device)
         machine.kubelet.stop_users(device)
         machine.driver.reset(device)
+        machine.limit_driver.lose(device)
 
     @rule(node=nodes, weight=0.5)
     def change_mode(self, node: NodeName) -> None:
@@ -279,6 +319,7 @@ class LeaseProtocol(HostileAgent):
         machine.respond(device.uuid)
         machine.kubelet.fail_users(device.uuid)
         machine.driver.reset(device.uuid)
+        machine.limit_driver.lose(device.uuid)
         if device.mode is DeviceMode.MIG:
             changed = replace(device, mode=DeviceMode.HAMI_CORE, layouts=())
         else:

@@ -22,7 +22,8 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import Claim
-from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.kubelet import KubeletRecord
+from tests.model.limit_judge import LimitJudge
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
 from tests.model.preemption_judge import PreemptionJudge
@@ -74,6 +75,7 @@ class Judge(Watches):
         self.world = world
         self.starts = StartJudge(world, figures)
         self.preemptions = PreemptionJudge(world, figures)
+        self.limits = LimitJudge(world)
         self.history = History(lost_samples=1)
         self.grants_seen = 0
         self.calls = -1
@@ -114,6 +116,7 @@ class Judge(Watches):
         together = replace(sample, grants=sample.grants + left)
         self._fail(safety.s1_no_device_is_over_committed(together, self.history))
         for check in (
+            safety.s1_a_device_has_one_mode,
             safety.s2_a_container_has_one_lease,
             safety.s8_a_lease_lasts_while_its_pod_may_run,
             starts.s11_what_is_let_in_before_a_start_ends_in_time,
@@ -128,6 +131,7 @@ class Judge(Watches):
             *self._believed_lies(),
             *self.starts.look(ledger, self.history),
             *self.preemptions.look(ledger, is_clock_wrong=self.clock_jumped),
+            *self.limits.look(ledger, list(_running(self.world))),
         ):
             self.world.fail(problem)
         self.history.saw_ledger(ledger)
@@ -176,6 +180,9 @@ class Judge(Watches):
 
     # What happens to containers
 
+    def check_created(self, node: NodeName, record: KubeletRecord) -> None:
+        self.limits.check_created(self.read_ledger(), self.world.nodes[node], record)
+
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
         world = self.world
@@ -190,6 +197,7 @@ class Judge(Watches):
             world.fail(f"S7: {grant} differs from its lease {lease}")
         elif grant.slices:
             self._check_position(world.nodes[node], grant, lease.shares[0])
+        self.limits.check_given(self.ledger, world.nodes[node], record)
 
     def _check_checkpoint(self, node: NodeName, pod: str) -> None:
         content = json.loads((self.world.nodes[node].folder / f"{node}.json").read_bytes())
@@ -293,7 +301,7 @@ class Judge(Watches):
             existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
             if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
                 yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
-            if record.used_mib > limit_mib(record):
+            if record.counted_mib > node.limit_mib(record):
                 yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
 
     # What binders have handled
@@ -423,6 +431,7 @@ class Judge(Watches):
             ),
             *(f"M2: the preemption for {plan.id} stays" for plan in ledger.preemptions),
             *self.preemptions.unserved(sample, ledger),
+            *self.limits.differing(ledger, list(_running(self.world))),
         ]
 
     def without_claims(self) -> list[str]:
@@ -449,7 +458,7 @@ class Judge(Watches):
         running = list(_running(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
-            _seen_claim(claim, running)
+            _seen_claim(claim, running, is_startable=not self._is_refused(claim))
             for claim in world.claims.stored.values()
             if claim.uid in ledger.leases or not self._is_kept(claim)
         ]
@@ -462,7 +471,7 @@ class Judge(Watches):
             ledger=ledger,
             limits={
                 str(record.pod.uid): RegionLimits(
-                    pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores,)
+                    pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores or HARDWARE.cores,)
                 )
                 for node, record in running
                 if not (grant := _grant(node, record)).slices
@@ -512,6 +521,12 @@ class Judge(Watches):
             **copy,
         )
 
+    def _is_refused(self, claim: Claim) -> bool:
+        """Whether several pods use a claim that the driver holds, which limits each for itself."""
+        lease = self.ledger.leases.get(claim.uid)
+        held = {share.memory for share in lease.shares} if lease else set()
+        return len(claim.consumers) > 1 and "driver" in held
+
     def _is_kept(self, claim: Claim) -> bool:
         """Whether its device, which was allocated unasked, is kept for a pod that waits."""
         device = self.ledger.devices.get(claim.device or "")
@@ -559,8 +574,11 @@ def _grant(node: Node, record: KubeletRecord) -> Grant:
     instance = parse_instance(record.visible)
     about: dict[str, Any] = {"pod": str(record.pod.uid), "node": str(node.name), "cores": 0}
     if instance is None:
-        about["cores"] = int((record.given or {})["CUDA_DEVICE_SM_LIMIT"])
-        return Grant(**about, device=record.visible, mib=limit_mib(record))
+        whole = isinstance(record.pod, Pod) and record.pod.request.containers[0].whole
+        unlimited = HARDWARE.cores if whole else 0
+        about["cores"] = int((record.given or {}).get("CUDA_DEVICE_SM_LIMIT", unlimited))
+        mib = node.limit_mib(record)
+        return Grant(**about, device=record.visible, mib=mib, exclusive=whole)
     return Grant(
         **about,
         device=instance.device,
@@ -573,15 +591,18 @@ def _grant(node: Node, record: KubeletRecord) -> Grant:
 def _want(request: PodRequest) -> Want:
     needed = request.containers[0]
     only_mig = request.selection.mode == DeviceMode.MIG
+    if needed.whole:
+        return Want(mib=HARDWARE.mib, cores=HARDWARE.cores, exclusive=True)
     return Want(
         mib=needed.memory_units or 0,
         cores=needed.cores_percent,
+        memory=needed.held_by.memory or "",
         mig=only_mig,
         either=needed.mig_allowed and not only_mig,
     )
 
 
-def _seen_claim(claim: Claim, running: Running) -> SeenPod:
+def _seen_claim(claim: Claim, running: Running, *, is_startable: bool) -> SeenPod:
     """Return a claim as if it was a pod."""
     node = str(claim.node or "")
     return SeenPod(
@@ -594,7 +615,8 @@ def _seen_claim(claim: Claim, running: Running) -> SeenPod:
         devices=(str(claim.device),) if claim.device else (),
         copied_mib=(claim.mib,) if claim.device else (),
         message="no pod",
-        runs=not claim.consumers or any(record.pod is claim for _, record in running),
+        runs=not (claim.consumers and is_startable)
+        or any(record.pod is claim for _, record in running),
         resized=True,
         of_claim=True,
     )

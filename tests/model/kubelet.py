@@ -11,13 +11,15 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.node_agent.allocate.cdi import qualified_limits
 from services.node_agent.kubelet.pods import (
     Holding,
     KubeletContainer,
     KubeletPod,
     PodResources,
 )
-from shared.dialects.hami_core import MEMORY_LIMIT
+from services.node_agent.memory_limits.hook_server import ContainerState, HookCall
+from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.errors import parse_error
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import LeaseHolder
@@ -62,21 +64,31 @@ class KubeletRecord:
     device: str = ""
     """The UUID of the device that its container was given a part of."""
     used_mib: int = 0
+    uncounted: bool = False
+    """The library does not count what it uses; the driver does."""
     started_s: float = 0.0
     """When the kubelet had its devices, on the monotonic clock."""
+    hooked: bool = False
+    """Its setup names the hook for the driver's limits."""
+    container_id: str = ""
+    """Of its container, whose cgroup exists, or empty."""
+    runs: int = 0
 
     @property
     def visible(self) -> str:
         """The UUID of the device or MIG instance that its running container sees."""
         return (self.given or {}).get("NVIDIA_VISIBLE_DEVICES", "")
 
+    @property
+    def counted_mib(self) -> int:
+        """What its library counts of its use."""
+        return 0 if self.uncounted else self.used_mib
 
-def limit_mib(record: KubeletRecord) -> int:
-    """Return what a running container may use at most."""
-    instance = parse_instance(record.visible)
-    if instance is not None:
-        return instance.memory_mib
-    return int((record.given or {})[f"{MEMORY_LIMIT}_0"].removesuffix("m"))
+    @property
+    def user(self) -> PodUid:
+        """The pod whose container it is."""
+        consumers = self.pod.consumers if isinstance(self.pod, Claim) else ()
+        return PodUid(consumers[0]) if consumers else self.pod.uid
 
 
 class Kubelet:
@@ -199,7 +211,18 @@ class Kubelet:
             return  # its process cannot be killed
         record.stopped = True
         record.given = None
+        record.container_id = ""
         record.used_mib = 0
+
+    def stop_all(self) -> None:
+        """Stop all containers, which start again; claims are prepared again before that."""
+        self.abort_admission()
+        for uid, record in self.records.items():
+            if record.given is not None:
+                self.stop(uid)
+        for record in self.claims.values():
+            record.given = None
+            record.container_id = ""
 
     def stop_users(self, device: DeviceUuid) -> None:
         """Stop the containers of a device that is reset."""
@@ -217,6 +240,8 @@ class Kubelet:
                 assert isinstance(claim, Claim)
                 if not claim.consumers or claim.ending or claim.generation != record.generation:
                     await self._unprepare(record, claim)
+                elif record.given is None:
+                    await self._prepare(claim)
             for claim in list(self.node.claims.stored.values()):
                 ready = claim.node == self.node.name and claim.answer == LEASED
                 if ready and claim.consumers and claim.uid not in self.claims:
@@ -239,13 +264,16 @@ class Kubelet:
             self.node.note(f"kubelet {self.node.name} cannot prepare {claim.uid}: {error}")
             return
         record = self.claims[claim.uid] = KubeletRecord(claim, generation=generation)
+        self.node.on_allocated(self.node.name, claim.uid)
         entry = self.node.agent.checkpoint.find(claim.uid, REQUEST, DRIVER)
         if entry is None or claim.generation != generation or not claim.consumers:
             return
         named = {device_name(device.uuid): device.uuid for device in self.node.devices}
         record.device = named[devices[0].device_name]
-        record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
-        self.node.on_given(self.node.name, record)
+        record.hooked = qualified_limits(claim.uid, REQUEST) in devices[0].cdi_device_ids
+        if await self._create(record, REQUEST) and self.claims.get(claim.uid) is record:
+            record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
+            self.node.on_given(self.node.name, record)
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         answer = self._answer("/pods")
@@ -289,6 +317,7 @@ class Kubelet:
                 phase="Running" if record.given or record.stopped else "Pending",
                 containers=(container,),
                 leased_at=lease_outline(record.pod.lease).created_at,
+                container_ids={record.container_id: CONTAINER} if record.given else {},
             )
             for uid, record in self.records.items()
             if isinstance(record.pod, Pod)
@@ -334,20 +363,66 @@ class Kubelet:
                         self.end(pod.uid, "Failed")
 
     async def _start_again(self) -> None:
-        for uid, record in list(self.records.items()):
-            if not record.stopped:
-                continue
-            try:
-                await self.node.agent.handler.pre_start_container(TRIGGER, record.device_ids)
-            except LeaseholdError as error:
-                self.node.note(f"kubelet {self.node.name} does not start {uid} again: {error}")
-                continue
-            entry = self.node.agent.checkpoint.find(uid, CONTAINER, TRIGGER)
-            if self.records.get(uid) is record and entry is not None:
-                record.given = dict(entry.limits.environment)
-                record.stopped = False
+        for record in list(self.records.values()):
+            if record.stopped:
                 record.has_restarted = True
-                self.node.on_given(self.node.name, record)
+                await self._start(record)
+
+    async def _start(self, record: KubeletRecord) -> None:
+        """Start the container of a pod that has its devices; without success, it is tried again."""
+        uid = record.pod.uid
+        record.stopped = True
+        try:
+            await self.node.agent.handler.pre_start_container(TRIGGER, record.device_ids)
+        except LeaseholdError as error:
+            self.node.note(f"kubelet {self.node.name} does not start {uid}: {error}")
+            return
+        entry = self.node.agent.checkpoint.find(uid, CONTAINER, TRIGGER)
+        if self.records.get(uid) is not record or entry is None:
+            return
+        if await self._create(record, CONTAINER) and self.records.get(uid) is record:
+            entry = self.node.agent.checkpoint.find(uid, CONTAINER, TRIGGER) or entry
+            record.given = dict(entry.limits.environment)
+            record.stopped = False
+            self.node.on_given(self.node.name, record)
+
+    async def _create(self, record: KubeletRecord, container: str) -> bool:
+        """Create the container as a runtime does, with its hook; return whether it may run."""
+        record.runs += 1
+        record.container_id = f"{record.pod.uid}-run-{record.runs}"
+        self.node.on_created(self.node.name, record)
+        if not record.hooked:
+            return True
+        fence = self.node.hook_program.fences.get((record.pod.uid, container), -1)
+        state = ContainerState(record.container_id, 1, record.user)
+        call = HookCall(record.pod.uid, container, fence, state)
+        try:
+            await self.node.agent.driver_limits.start_container(call)
+        except LeaseholdError as error:
+            self.node.note(f"runtime {self.node.name} does not start {record.pod.uid}: {error}")
+            record.container_id = ""
+            return False
+        return True
+
+    def containers_of(self, pod: PodUid) -> Set[str] | None:
+        """Return the IDs of a pod's containers, or None if the pod has no cgroup."""
+        record = self.records.get(pod) or self.left.get(pod)
+        if record is not None:
+            return {record.container_id} if record.device_ids else None
+        for claim in self.node.claims.stored.values():
+            if claim.node == self.node.name and pod in claim.consumers:
+                used = self.claims.get(claim.uid)
+                return {used.container_id if used is not None else ""}
+        return None
+
+    def consumers(self) -> Set[PodUid]:
+        """Return the pods that use claims here."""
+        claims = (claim for claim in self.node.claims.stored.values() if claim.node)
+        return {PodUid(uid) for claim in claims for uid in claim.consumers}
+
+    def used_mib(self, device: DeviceUuid, pod: str) -> int:
+        record = self.records.get(PodUid(pod)) or self.left.get(PodUid(pod))
+        return record.used_mib if record is not None and record.device == device else 0
 
     async def _allocate(self, record: KubeletRecord) -> None:
         handler = self.node.agent.handler
@@ -364,13 +439,15 @@ class Kubelet:
             setup = await handler.allocate(TRIGGER, ids)
         finally:
             self.called_s = self.node.clock.ticks()
+        self.node.on_allocated(self.node.name, record.pod.uid)
         record.device_ids = ids
         record.started_s = self.node.clock.ticks()
         if record.pod.uid in self.records:
-            record.given = dict(setup.environment)
-            instance = parse_instance(record.visible)
-            record.device = instance.device if instance else record.visible
-            self.node.on_given(self.node.name, record)
+            visible = setup.environment[VISIBLE]
+            instance = parse_instance(visible)
+            record.device = instance.device if instance else visible
+            record.hooked = qualified_limits(record.pod.uid, CONTAINER) in setup.cdi_devices
+            await self._start(record)
 
 
 def _reference(claim: Claim) -> LeaseHolder:

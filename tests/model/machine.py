@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from shared.model.devices.enforcers import HeldBy
 from shared.model.requests.request import DeviceSelection
 from tests.model.judge import Judge
 from tests.model.mig import SLOW_S
+from tests.model.node import Node
 from tests.model.redis_links import RedisServer
 from tests.model.rules import Step
 from tests.model.world import World
@@ -56,6 +58,7 @@ class Machine:
         self.figures[" ".join([step.rule.replace("_", " "), *kinds])] += 1
         if step.rule not in CALM:
             self.judge.starts.disturb()
+            self.judge.limits.disturb()
         getattr(self, step.rule)(**step.arguments)
         self.require_invariants()
 
@@ -71,16 +74,7 @@ class Machine:
         for service in world.services:
             service.link.restore()
         for node in world.nodes.values():
-            node.silent = False
-            node.loses_reply = False
-            node.driver.fault = ""
-            node.kubelet.end_processes()
-            for device in list(node.driver.hanging):
-                node.respond(device)
-            if node.kubelet.is_cut_off:
-                node.kubelet.find_api("late")
-            if node.name not in world.api.nodes:
-                world.api.add_node(node.name)
+            self.end_faults(node)
         while self.server.late_calls:
             self.server.run_late_call()
         world.api.answer_all()
@@ -92,8 +86,11 @@ class Machine:
         # Pods of a higher priority come before promised starts.
         have_priority = any(pod.request.priority for pod in world.api.pods.values())
         self.judge.starts.is_calm = not (self.judge.clock_jumped or have_priority)
+        by_driver = request(gpu(memory=30, held_by=HeldBy(memory="driver", compute="none")))
+        has_drivers = not any(node.limit_driver.is_old for node in world.nodes.values())
         last = (
             request(gpu(memory=60, cores_percent=30)),
+            *((by_driver,) if has_drivers else ()),
             request(gpu(memory=50, mig_allowed=True), selection=DeviceSelection(mode="mig")),
         )
         late = [
@@ -107,6 +104,36 @@ class Machine:
         self.delete_endless()
         self.judge.check_owed()
         self.work_until(lambda: not (self.judge.starts.promises or self.judge.history.owed))
+
+    def end_faults(self, node: Node) -> None:
+        node.silent = False
+        node.loses_reply = False
+        node.driver.fault = ""
+        node.limit_client.fails = False
+        node.kubelet.end_processes()
+        for device in list(node.driver.hanging):
+            node.respond(device)
+        if node.kubelet.is_cut_off:
+            node.kubelet.find_api("late")
+        if node.name not in self.world.api.nodes:
+            self.world.api.add_node(node.name)
+        if node.limit_driver.is_old and self.needs_driver(node):
+            node.reboot(other_driver=True)
+
+    def needs_driver(self, node: Node) -> bool:
+        """Whether pods wait for a driver that limits memory, or the node's cannot start again."""
+        pods = [pod for pod in self.world.api.pods.values() if not pod.is_terminal]
+        leases = self.judge.read_ledger().leases.values()
+        leased = (share for lease in leases if lease.node == node.name for share in lease.shares)
+        recorded = (
+            share for entry in node.agent.checkpoint.entries for share in entry.lease.shares
+        )
+        return (
+            any(pod.request.containers[0].held_by.memory == "driver" for pod in pods)
+            or any(pod.node == node.name and '"driver"' in pod.lease for pod in pods)
+            or any(share.memory == "driver" for share in leased)
+            or any(share.memory == "driver" for share in recorded)
+        )
 
     def work_until(self, is_done: Callable[[], bool]) -> None:
         """Work until all promises of starts are kept, or what is owed to pods is done."""

@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.partition.partition_protocol import (
+    GoodReply,
     InstancesReply,
     InstancesRequest,
     PartitionRequest,
+    Request,
     decode_reply,
     encode_line,
 )
@@ -38,6 +41,7 @@ HANGS = no_response("the driver did not respond")
 LIFE = ContextVar("LIFE", default=0)
 """The life of the partitioner in which a call is made."""
 T = TypeVar("T")
+R = TypeVar("R", bound=GoodReply)
 
 PROFILES = tuple(
     InstanceProfile(
@@ -282,9 +286,10 @@ class ModelDriver:
 class PartitionerProcess(RemotePartitioner):
     """The agent's client of the partitioner, a process that outlives the agent."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, make_setter: Callable[[], LimitSetter]) -> None:
         super().__init__(driver, Path("unused"))
         self.driver = driver
+        self.make_setter = make_setter
         self.requests: list[asyncio.Task[Any]] = []
         self.restart()
 
@@ -293,18 +298,27 @@ class PartitionerProcess(RemotePartitioner):
         for request in self.requests:
             request.cancel()
         self.driver.life += 1
-        self.server = PartitionServer(self.driver, agent_uid=0)
+        self.server = PartitionServer(self.driver, agent_uid=0, limits=self.make_setter())
 
     async def _request(
         self, request: InstancesRequest | PartitionRequest, limit_s: float
     ) -> InstancesReply:
+        return await self.exchange(request, InstancesReply, limit_s)
+
+    def is_changing(self, device: DeviceUuid) -> bool:
+        """Whether a request about the device is not answered yet: others of it wait."""
+        lock = self.server._locks.get(device)
+        return lock is not None and lock.locked()
+
+    async def exchange(self, request: Request, kind: type[R], limit_s: float) -> R:
+        """Return the reply; raises its error, or UnavailableError without one in time."""
         LIFE.set(self.driver.life)
         reply = asyncio.create_task(self.server.reply_to(encode_line(request), 0))
         self.requests = [*(request for request in self.requests if not request.done()), reply]
         await asyncio.wait([reply], timeout=limit_s)
         if not reply.done() or reply.cancelled():
             raise UnavailableError("no reply of the partitioner")
-        return decode_reply(encode_line(reply.result()), InstancesReply)
+        return decode_reply(encode_line(reply.result()), kind)
 
 
 def _gpu(device: Device) -> Gpu:

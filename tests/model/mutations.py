@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 from services.binder.ledger_sync.agent_reports import LostAllocations
@@ -11,6 +11,7 @@ from services.node_agent.gpus.device_faults import NOT_LISTED
 from services.planner.plan import plan_for_gang
 from shared.ledger.function_library import modules
 from shared.model.clock import Clock
+from shared.model.devices.enforcers import NO_DEMAND, HeldBy, Holding, Offer, SharingMode
 from shared.model.leases.preemption import PreemptionCause
 from tests.model.redis_links import EDITS
 
@@ -31,10 +32,17 @@ async def _true(*_: object) -> bool:
     return True
 
 
+def _without_demand(
+    self: Offer, _: HeldBy, *, mode: SharingMode | Literal[""], capped: bool, limited: bool = True
+) -> Holding | None:
+    return HOLDING(self, NO_DEMAND, mode=mode, capped=capped, limited=limited)
+
+
 def _without_patience(clock: Clock, _: float) -> Patience:
     return Patience(clock, sight_s=0.0)
 
 
+HOLDING = Offer.holding
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
         "  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB])"
@@ -132,6 +140,30 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "only listed pods count": (
         "services.node_agent.allocate.handler.unlisted_pods",
         lambda *_: (),
+    ),
+    "sharing modes do not matter": (
+        "if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then",
+        "if false then",
+    ),
+    "demands of enforcers do not matter": (
+        "shared.model.devices.enforcers.Offer.holding",
+        _without_demand,
+    ),
+    "pods are not limited before their containers": (
+        "services.node_agent.memory_limits.container_limits.ContainerLimits.limit_pods",
+        _nothing,
+    ),
+    "containers are not limited before they run": (
+        "services.node_agent.memory_limits.container_limits.ContainerLimits._limit_container",
+        _nothing,
+    ),
+    "limits that vanish are not put back": (
+        "services.node_agent.enforcers.limit_audit.LimitAudit._put_back",
+        _nothing,
+    ),
+    "limits that the driver keeps count as lowered": (
+        "services.node_agent.resize.limit_updates.LimitUpdater._check",
+        _nothing,
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "replaced changes unseen": ("shared.ledger.ledger_inventory.check_follows", _ignore),

@@ -13,10 +13,13 @@ from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.device_watcher import PROBE_S
 from services.node_agent.dra.preparation import ClaimPreparation
-from services.node_agent.enforcers.table import enforcer_table
+from services.node_agent.enforcers.limit_audit import LimitAudit
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.health_monitor import HealthMonitor
+from services.node_agent.gpus.inventory import SharingConfig
+from services.node_agent.gpus.memory_limits import Accounting
 from services.node_agent.kubelet.node_pods import NodePods
+from services.node_agent.memory_limits.container_limits import limited_shares
 from services.node_agent.node import Node as AgentNode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -32,7 +35,7 @@ from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.devices.device import Device
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
@@ -42,10 +45,21 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims
 from tests.model.kubelet import CONTAINER, Kubelet, KubeletRecord
-from tests.model.mig import ModelDriver, PartitionerProcess
+from tests.model.memory_limits import (
+    LimitClient,
+    LimitDriver,
+    ModelContainerLimits,
+    ModelProgram,
+    ModelSetter,
+    make_cgroups,
+    model_enforcers,
+)
+from tests.model.mig import ModelDriver, PartitionerProcess, parse_instance
 from tests.model.virtual_time import ActorClock
 from tests.support.build import TRIGGER
 
+RESTARTED_S = 1.0
+"""The runtime restarts a loop that has raised after about this time."""
 HEALTH = HealthPolicy(first_backoff_s=5.0, max_backoff_s=10.0)
 PATHS = Paths(library="/lib", preload="/preload", containers="/containers")
 
@@ -92,7 +106,7 @@ class ModelPods(NodePods):
 
 
 class ModelLimits(LimitUpdater):
-    """Limits that are written hold at once, and each container says what it uses."""
+    """Each container says what it uses, as far as its library counts it."""
 
     def __init__(self, node: "Node", agent: "Agent") -> None:
         monitor: Any = None
@@ -100,21 +114,22 @@ class ModelLimits(LimitUpdater):
         self.kubelet = node.kubelet
 
     async def restore_altered(self) -> None:
-        """Write all limits anew, as a scan of usage does where they differ."""
+        """Write the library's limits anew, as a scan of usage does where they differ."""
+        library = self.node.enforcers.by_name["hami-core"]
         for entry in self.checkpoint.entries:
-            await self._write(entry)
-
-    async def _write(self, entry: CheckpointEntry) -> str:
-        record = self.kubelet.records.get(entry.allocation.pod)
-        if record is not None and record.given is not None:
-            record.given = dict(entry.limits.environment)
-        return ""
+            await library.resize(entry)
 
     async def _check_use(self, entry: CheckpointEntry) -> None:
         record = self.kubelet.records.get(entry.allocation.pod)
-        limit = entry.limits.environment[f"{MEMORY_LIMIT}_0"]
-        if record is not None and record.used_mib > int(limit.removesuffix("m")):
-            raise RequestError(f"{record.used_mib} MiB are in use, and the limit would be {limit}")
+        limit = entry.limits.environment.get(f"{MEMORY_LIMIT}_0")
+        if limit is None and limited_shares(entry):
+            return
+        if limit is None:
+            raise RequestError("the library does not hold it")
+        if record is not None and record.counted_mib > int(limit.removesuffix("m")):
+            raise RequestError(
+                f"{record.counted_mib} MiB are in use, and the limit would be {limit}"
+            )
 
 
 class Agent:
@@ -128,6 +143,7 @@ class Agent:
         self.checkpoint = Checkpoint(node.folder / f"{node.name}.json", node.name)
         self.leases = KnownLeases(node.name)
         self.lease_sync = LeaseSync(self.leases, node.requester)
+        self.driver_limits = ModelContainerLimits(node, self.checkpoint)
         self.known = AgentNode(
             name=node.name,
             kubernetes=api,
@@ -136,11 +152,12 @@ class Agent:
             checkpoint=self.checkpoint,
             lease_sync=self.lease_sync,
             files=host,
-            enforcers=enforcer_table(host),
+            enforcers=model_enforcers(node, host, self.driver_limits),
             cdi=host,
             metrics=host,
             clock=node.clock,
         )
+        self.audit = LimitAudit(self.known)
         self.pods = ModelPods(self.known, node.kubelet)
         self.health = HealthMonitor(
             node.name,
@@ -155,7 +172,6 @@ class Agent:
             device for device in node.devices if device.uuid in node.driver.hanging
         )
         self.began_s = node.clock.ticks()
-        self.probe()
         self.window = AdmissionWindow(self.known)
         self.mig = LayoutReconciler(
             self.known, self.pods, node.partitioner.instances, node.partitioner
@@ -169,16 +185,24 @@ class Agent:
         self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
         self.limits = ModelLimits(node, self)
 
-    def probe(self) -> None:
+    async def probe(self) -> None:
         """Look at the devices; the kubelet sees those that are only suspect as healthy."""
         node = self.node
         probed = node.driver.probe(self.began_s)
         self.health.update(probed, node.driver.unreadable)
+        await self.known.enforcers.find_out(probed)
+        before = {device.uuid: device.offer for device in self.known.devices}
         devices = tuple(
-            replace(device, healthy=not fault, fault=fault)
+            replace(
+                device,
+                healthy=not fault,
+                fault=fault,
+                offer=before.get(device.uuid, device.offer),
+            )
             for device in node.devices
             for fault in [self.health.faults.get(device.uuid, "")]
         )
+        devices = self.known.enforcers.offered(devices, probed, SharingConfig())
         snapshot = self.known.snapshot
         if snapshot is None or devices != self.known.devices:
             present = {gpu.uuid for gpu in probed}
@@ -191,7 +215,16 @@ class Agent:
     async def probe_again(self) -> None:
         while True:
             await self.node.clock.sleep(PROBE_S)
-            self.probe()
+            await self.probe()
+
+    async def audit_limits(self) -> None:
+        """Audit as the runtime does, which restarts what raises."""
+        while True:
+            try:
+                await self.audit.run()
+            except LeaseholdError as error:
+                self.node.note(f"the audit of {self.node.name} ends: {error}")
+                await self.node.clock.sleep(RESTARTED_S)
 
     async def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
         lost = "its records are lost" if self.checkpoint.lost else None
@@ -250,14 +283,21 @@ class Node:
     requester: Any
     folder: Path
     devices: list[Device]
+    accounting: Accounting
+    has_old_driver: bool
     note: Callable[[str], None]
     publish: Callable[[Sequence[Event]], None]
+    on_allocated: Callable[[NodeName, PodUid], None]
+    on_created: Callable[[NodeName, KubeletRecord], None]
     on_given: Callable[[NodeName, KubeletRecord], None]
     on_destroy: Callable[[NodeName, str], None]
     on_refused: Callable[[NodeName, Pod, str, float], None]
     kubelet: Kubelet = field(init=False)
     driver: ModelDriver = field(init=False)
     partitioner: PartitionerProcess = field(init=False)
+    limit_driver: LimitDriver = field(init=False)
+    limit_client: LimitClient = field(init=False)
+    hook_program: ModelProgram = field(init=False)
     agent: Agent = field(init=False)
     silent: bool = False
     """The agent answers no request of binders, and they answer none of its."""
@@ -280,7 +320,13 @@ class Node:
             ),
             on_destroy=lambda uuid: self.on_destroy(self.name, uuid),
         )
-        self.partitioner = PartitionerProcess(self.driver)
+        self.limit_driver = LimitDriver(
+            self.accounting, is_old=self.has_old_driver, used_mib=self.kubelet.used_mib
+        )
+        make_cgroups(self)
+        self.partitioner = PartitionerProcess(self.driver, lambda: ModelSetter(self))
+        self.limit_client = LimitClient(self.partitioner)
+        self.hook_program = ModelProgram()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that a restart of the agent interrupts."""
@@ -293,6 +339,7 @@ class Node:
         self.reported_at = 0.0
         self.agent = Agent(self)
         await self.agent.checkpoint.load()
+        await self.agent.probe()
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
         self.tasks.append(asyncio.create_task(self.agent.sync_first()))
@@ -303,6 +350,7 @@ class Node:
         self.tasks.append(asyncio.create_task(self.agent.mig.run()))
         self.tasks.append(asyncio.create_task(self.agent.failed.run()))
         self.tasks.append(asyncio.create_task(self.agent.probe_again()))
+        self.tasks.append(asyncio.create_task(self.agent.audit_limits()))
 
     def stop_agent(self) -> None:
         for task in self.tasks:
@@ -316,8 +364,40 @@ class Node:
         self.devices = devices
         self.agent.mig.profiles = self.driver.profiles()
         self.agent.health.forget(changed)
-        self.agent.probe()
+        self.clock.loop.run_until_complete(self.agent.probe())
         self.report()
+
+    def reboot(self, *, other_driver: bool = False) -> None:
+        """Restart the machine: its containers start again, on what the driver has after that.
+
+        `other_driver` is the one that sets limits, or the last one that sets none.
+        """
+        for uuid in list(self.driver.hanging):
+            self.respond(uuid)
+        self.kubelet.end_processes()
+        self.kubelet.stop_all()
+        for device in self.devices:
+            self.driver.reset(device.uuid)
+        self.limit_driver.lose()
+        self.limit_driver.is_old ^= other_driver
+        self.partitioner.restart()
+        self.clock.loop.run_until_complete(self.start_agent())
+
+    def limit_mib(self, record: KubeletRecord) -> int:
+        """Return what a running container may use at most, vanished limits of the driver included.
+
+        The smaller one of the library's and the driver's counts.
+        """
+        instance = parse_instance(record.visible)
+        if instance is not None:
+            return instance.memory_mib
+        limit = (record.given or {}).get(f"{MEMORY_LIMIT}_0")
+        if limit is not None:
+            return int(limit.removesuffix("m"))
+        last_mib = self.limit_driver.last_mib(
+            DeviceUuid(record.device), record.user, record.container_id
+        )
+        return self.devices[0].memory_mib if last_mib is None else last_mib
 
     def respond(self, device: DeviceUuid) -> None:
         """End that a device hangs, and its processes that could not be killed."""

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from shared.model.bounds import KEY, LONG, LONGEST_MEMO, MOST_GROUPS
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.enforcers import HeldBy
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.request import DeviceSelection, Gang, Term
 from tests.model.claims import Claim
-from tests.model.kubelet import Kubelet, limit_mib
+from tests.model.kubelet import Kubelet
 from tests.model.machine import Machine, chosen
 from tests.model.node import Node
 from tests.model.rules import any_of, rule, several, together
@@ -15,6 +16,11 @@ from tests.model.volumes import WITH_CLAIM
 from tests.model.world import DEVICE_MIB, NODES, Message
 from tests.support.build import gpu, request
 
+DEMANDS = (
+    HeldBy(memory="driver"),
+    HeldBy(memory="driver", compute="none"),
+    HeldBy(memory="hami-core", compute="hami-core"),
+)
 CLAIMS = ("c0", "c1", "c2")
 PODS = tuple(f"p{number}" for number in range(6))
 GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=3))
@@ -53,6 +59,28 @@ class Users(Machine):
         """Create pods for MIG instances; without a mode, they take shares of other devices, too."""
         for amount in mib[: len(self.free_names())]:
             self.create(amount, mode=mode, mig_allowed=True, run_s=run_s)
+
+    @rule(
+        lambda self: self.free_names(),
+        weight=2.0,
+        mib=several(sizes, at_most=2),
+        demand=any_of(*DEMANDS),
+        run_s=any_of(None, 60),
+    )
+    def create_demanding_pods(
+        self, mib: Sequence[int], demand: HeldBy, run_s: int | None = None
+    ) -> None:
+        """Create pods that demand what holds their memory."""
+        for amount in mib[: len(self.free_names())]:
+            cores = 0 if demand.compute == "none" else amount // 2
+            wanted = gpu(memory=amount, cores_percent=cores, held_by=demand)
+            term = Term(max_run_s=run_s)
+            self.world.api.create(self.free_names()[0], request(wanted, term=term))
+
+    @rule(lambda self: self.free_names(), weight=0.5, run_s=any_of(None, 60))
+    def create_whole_pod(self, run_s: int | None = None) -> None:
+        wanted = request(gpu(whole=True), term=Term(max_run_s=run_s))
+        self.world.api.create(self.free_names()[0], wanted)
 
     @rule(
         lambda self: self.free_names(),
@@ -221,12 +249,21 @@ class Users(Machine):
         _, pod = chosen(self.running(), position)
         self.world.resize(pod, mib, self.world.binders[number])
 
-    @rule(lambda self: self.running(), position=positions, percent=any_of(0, 50, 100))
-    def use_memory(self, position: int, percent: int) -> None:
-        """Let a container use this part of its limit."""
+    @rule(
+        lambda self: self.running(),
+        position=positions,
+        percent=any_of(0, 50, 100),
+        uncounted=any_of(False, True),
+    )
+    def use_memory(self, position: int, percent: int, uncounted: bool = False) -> None:
+        """Let a container use this part of its limit.
+
+        What its library does not count, such as memory pools, the driver counts if it holds it.
+        """
         node, pod = chosen(self.running(), position)
         record = node.kubelet.records[pod]
-        record.used_mib = limit_mib(record) * percent // 100
+        record.uncounted = uncounted and record.hooked
+        record.used_mib = node.limit_mib(record) * percent // 100
 
     @rule(lambda self: self.running(), position=positions)
     def restart_container(self, position: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.binder.clients import NoReply
 from services.binder.report.explanations import KubernetesEvent
+from services.node_agent.gpus.memory_limits import Accounting
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.device import Device
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -34,7 +35,7 @@ from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims, KubeScheduler
-from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.kubelet import KubeletRecord
 from tests.model.mig import instance_mode
 from tests.model.node import Node
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
@@ -48,6 +49,8 @@ DEVICE_MIB = 100
 SLOTS = 4
 MIG_INDEX = 7
 """Of each node's device that is in MIG mode at first."""
+ACCOUNTING = {"a": Accounting.DMEM, "b": Accounting.MISC}
+"""How each node's driver limits memory; that of node b is too old for it at first."""
 MIG_LAYOUTS = {"a": ("mixed", "whole"), "b": ("quarters", "halves", "whole")}
 WEBHOOK_S = 3.0
 """The API server waits so long for the webhook."""
@@ -76,6 +79,7 @@ class Message:
 class Watches:
     """What a judge does when something happens; by default nothing."""
 
+    def check_created(self, node: NodeName, record: KubeletRecord) -> None: ...
     def check_given(self, node: NodeName, record: KubeletRecord) -> None: ...
     def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
     def note_admitted(self, node: NodeName, lease: Lease) -> None: ...
@@ -128,6 +132,10 @@ class World:
                 ],
                 note=self.note,
                 publish=self.publish,
+                accounting=ACCOUNTING[name],
+                has_old_driver=index > 0,
+                on_allocated=self.on_allocated,
+                on_created=self.on_created,
                 on_given=self.on_given,
                 on_destroy=self.on_destroy,
                 on_refused=self.on_refused,
@@ -335,10 +343,15 @@ class World:
         self.note(what)
         self.failures.append(what)
 
+    def on_allocated(self, node: NodeName, pod: PodUid) -> None:
+        self.given.add((pod, node))
+
+    def on_created(self, node: NodeName, record: KubeletRecord) -> None:
+        self.watches.check_created(node, record)
+
     def on_given(self, node: NodeName, record: KubeletRecord) -> None:
-        what = f"{limit_mib(record)} MiB of {record.visible}"
+        what = f"{self.nodes[node].limit_mib(record)} MiB of {record.visible}"
         self.note(f"agent {node} gives {record.pod.uid} {what}")
-        self.given.add((record.pod.uid, node))
         self.watches.check_given(node, record)
 
     def on_binding(self, pod: PodUid) -> None:

@@ -92,6 +92,8 @@ class Coverage:
     """Pods with MIG instances."""
     regions: set[str] = field(default_factory=set)
     """Pods whose container's region was read."""
+    driven: set[str] = field(default_factory=set)
+    """Pods that a driver has limited."""
     resized: set[str] = field(default_factory=set)
     evicted: int = 0
     promised: set[str] = field(default_factory=set)
@@ -107,6 +109,7 @@ class Coverage:
         self.checkpoints |= {grant.pod for grant in sample.agents}
         self.instances |= {grant.pod for grant in sample.grants if grant.instance}
         self.regions |= sample.limits.keys()
+        self.driven |= {uid for uid, _ in sample.driver_limits or ()}
         pods = (sample.pods or {}).values()
         self.resized |= {pod.uid for pod in pods if pod.resized and pod.uid in sample.limits}
         self.evicted = len(sample.evicted)
@@ -122,7 +125,8 @@ class Coverage:
             f"{len(self.containers)} containers with devices, {len(self.checkpoints)} pods in "
             f"checkpoints, {len(self.leases)} leases, {self.charges} charges; "
             f"{len(self.instances)} pods with MIG instances, {len(self.regions)} with limits of "
-            f"HAMi-core, {len(self.resized)} of them resized; {self.evicted} pods evicted; "
+            f"HAMi-core, {len(self.resized)} of them resized, {len(self.driven)} with limits of "
+            f"the driver; {self.evicted} pods evicted; "
             f"{len(self.promised)} promised a start, {len(self.let_in)} let in before one"
         )
 

@@ -24,6 +24,8 @@ INIT = "first"
 """The name of init containers in campaigns. They share what `main` has, so they do not count."""
 EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
+BY_DEFAULT = "hami-core"
+"""What holds a share, and the mode of its device: records leave that out."""
 _HEALTHY = 1
 _REFUSED = b"its agent's messages are refused"
 _COPY_DEVICE = 1
@@ -117,6 +119,8 @@ def _share(share: Mapping[str, Any], slot: int, fence: int) -> RawShare:
         mib=share["memory_mib"],
         cores=0 if instance else share["cores_percent"],  # nothing else uses those of an instance
         layout=instance["layout"] if instance else "",
+        memory=share.get("memory", BY_DEFAULT),
+        mode=share.get("mode", BY_DEFAULT),
         container=share["container"],
         slot=instance["position"] if instance else slot,
         fence=fence,

@@ -20,6 +20,8 @@ TRUSTED_S = 20.0
 OFFERED_S = 2.0
 EXPIRED_S = 5.0
 REGION_S = 30.0
+DRIVER_LIMIT_S = 40.0
+"""An agent compares every 30 s; what the driver has is read every 2 s."""
 _NODES = re.compile(r"\d+/(\d+) nodes are available")
 
 
@@ -123,13 +125,19 @@ def waits(pod: SeenPod) -> bool:
     return not (pod.node or pod.deleted or pod.ended or pod.forged)
 
 
-Free = list[tuple[int, int, int]]
-"""Of each device: free MiB, free percent of cores, free slots."""
+Free = list[tuple[int, int, int, str]]
+"""Of each device: free MiB, free percent of cores, free slots, and the mode of its leases or ""."""
 
 
 def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
     """Return what the pods of the API server leave of the devices that can be used."""
     taken = _taken(sample, ledger)
+    modes = {
+        share.device: share.mode
+        for lease in ledger.leases.values()
+        if lease.state in LIVE
+        for share in lease.shares
+    }
     free: defaultdict[str, Free] = defaultdict(list)
     for raw in ledger.devices.values():
         node = (sample.nodes or {}).get(raw.node)
@@ -143,7 +151,8 @@ def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
         cores = sample.hardware.cores - sum(want.cores for want in wants)
         if cores > 0:  # else it takes no further pod
             mib = sample.hardware.mib - sum(want.mib for want in wants)
-            free[raw.node].append((mib, cores, sample.hardware.slots - len(wants)))
+            slots = sample.hardware.slots - len(wants)
+            free[raw.node].append((mib, cores, slots, modes.get(raw.uuid, "")))
     return free
 
 
@@ -197,8 +206,9 @@ def fits_on(want: Want, devices: Free, sample: Sample) -> bool:
     most = sample.hardware.slots
     fitting = [
         slots
-        for mib, cores, slots in devices
+        for mib, cores, slots, mode in devices
         if mib >= want.mib and cores >= want.cores and slots > (most - 1) * want.exclusive
+        if not (want.memory and mode) or want.memory == mode
     ]
     return len(fitting) >= want.gpus
 
@@ -217,6 +227,27 @@ def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[
         if enforced != leased:
             text = f"its container may use {enforced} MiB and %, its lease has {leased}"
             yield history.about("S7", uid, text, REGION_S)
+
+
+def s7_the_driver_holds_what_is_leased(sample: Sample, history: History) -> Iterator[Finding]:
+    """The driver's limit of a pod becomes that of its lease, also when it was lost."""
+    held = sample.driver_limits
+    if held is None or sample.ledger is None:
+        return
+    for uid, pod in sorted((sample.pods or {}).items()):
+        lease = sample.ledger.leases.get(uid)
+        if lease is None or lease.state not in HELD or not pod.runs or pod.ended or pod.deleted:
+            continue
+        leased: defaultdict[str, int] = defaultdict(int)
+        for share in lease.shares:
+            if share.memory == "driver":
+                leased[share.device] += share.mib
+        for device, mib in leased.items():
+            if held.get((uid, device)) != mib:
+                text = (
+                    f"the driver holds it to {held.get((uid, device))} MiB of {device}, not {mib}"
+                )
+                yield history.about("S7", uid, text, DRIVER_LIMIT_S)
 
 
 def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Finding]:

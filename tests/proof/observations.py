@@ -18,6 +18,8 @@ class Want:
     """It needs MIG instances of at least this size."""
     either: bool = False
     """It takes a MIG instance or a share."""
+    memory: str = ""
+    """What it demands to hold its memory: a device in another mode does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,10 @@ class RawShare:
     fence: int
     layout: str = ""
     """The MIG layout in which it is an instance, whose position is its slot."""
+    memory: str = ""
+    """What holds its memory."""
+    mode: str = ""
+    """In which its device is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +295,8 @@ class Sample:
     agents: tuple[AgentGrant, ...] = ()
     limits: Mapping[str, RegionLimits] = field(default_factory=dict)
     """Of running containers, by pod."""
+    driver_limits: Mapping[tuple[str, str], int] | None = None
+    """Limits of pods in MiB that the nodes' drivers have, by UID and device."""
     ledger: RawLedger | None = None
     mig_devices: frozenset[str] = frozenset()
     """Devices in MIG mode."""

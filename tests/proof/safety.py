@@ -98,6 +98,20 @@ def _instances_twice(sample: Sample, history: History) -> Iterator[Finding]:
             yield of_device("S1", device, text, pods=pods)
 
 
+def s1_a_device_has_one_mode(sample: Sample, history: History) -> Iterator[Finding]:
+    """All live leases of a device share it in one mode."""
+    holders: dict[str, tuple[str, str]] = {}
+    for lease in _live(sample):
+        for share in lease.shares:
+            mode, other = holders.setdefault(share.device, (share.mode, lease.pod))
+            if mode != share.mode:
+                text = f"{history.name(other)} shares it in mode {mode}, " + (
+                    f"{history.name(lease.pod)} in mode {share.mode}"
+                )
+                pods = frozenset({other, lease.pod}) & history.pods.keys()
+                yield of_device("S1", share.device, text, pods=pods)
+
+
 def _mib_now(grant: Grant, sample: Sample) -> int:
     """Return the memory that a container can have now; a resized one started with another limit."""
     limits = sample.limits.get(grant.pod)

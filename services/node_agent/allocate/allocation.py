@@ -335,6 +335,12 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
                 f"the isolation of this node is strict, and the lease is for a part of device "
                 f"{share.device}: its node agent was started with --isolation strict since"
             )
+        if share.memory == "driver" and "driver" not in device.offer.memory:
+            reasons = {missing.name: missing.reason for missing in device.missing}
+            raise DeviceMismatchError(
+                f"the lease has the driver limit the memory of device {share.device}, which it "
+                f"does not now: {reasons.get('driver', 'it is not offered')}"
+            )
         if share.memory_mib <= 0:
             raise DeviceMismatchError(
                 f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "

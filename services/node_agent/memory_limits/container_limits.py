@@ -313,11 +313,11 @@ class ContainerLimits:
     async def read_back(self, entry: CheckpointEntry) -> DriverReadBack | None:
         """Return a container's limits and how they differ, or None if its pod has no cgroup."""
         running = await self._running()
+        entries = [*self.checkpoint.entries, entry]  # it may have been forgotten meanwhile
         limits: list[HeldLimit] = []
         differences: list[Difference] = []
         for pod in entry.lease.users:
             for share in limited_shares(entry):
-                entries = self.checkpoint.entries
                 for target, wanted in self._targets_of(entry, share, pod, entries, running):
                     try:
                         limit = await self._read(entry, target)

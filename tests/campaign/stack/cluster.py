@@ -39,6 +39,7 @@ from simcluster.credentials import api_server_certificates, load_secret, write_k
 from tests.campaign.schedule import LAYOUTS, NODES, SERVERS_OF, SERVICES
 from tests.campaign.stack.api_proxy import ApiProxy
 from tests.campaign.stack.clocks import Clocks
+from tests.campaign.stack.memory_limits import MemoryLimits
 from tests.campaign.stack.plugin_proxy import PluginProxy
 from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
 from tests.campaign.workload import GUARDED, URGENT, URGENT_PRIORITY
@@ -77,6 +78,7 @@ class CampaignCluster:
     redis: redis.asyncio.Redis
     redis_login: tuple[str, str]
     """The administrator's name and password."""
+    limits: MemoryLimits
     tcp: dict[tuple[str, str], TcpProxy] = field(default_factory=dict)
     """By part and server."""
     api: dict[str, ApiProxy] = field(default_factory=dict)
@@ -157,6 +159,8 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
         await tcp.start()
         at = argv.index(f"--{server}-url") + 1
         argv[at] = argv[at].replace(f":{plan.ports[server]}", f":{tcp.port}")
+    if name.startswith("agent-"):
+        argv += cluster.limits.flags(name.removeprefix("agent-"))
     if "--kubelet-dir" in argv:
         at = argv.index("--kubelet-dir") + 1
         argv[at] = str(await _proxied_kubelet(name, Path(argv[at]), cluster))
@@ -268,7 +272,13 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
     kube = KubernetesClient(load_credentials(root / "judge.kubeconfig"), timeout_s=2.0)
     async with kube, client:
         cluster = CampaignCluster(
-            directory, plan, Clocks(root / "clocks"), kube, client, (user, password)
+            directory,
+            plan,
+            Clocks(root / "clocks"),
+            kube,
+            client,
+            (user, password),
+            MemoryLimits.prepare(directory),
         )
         components = _components(plan, directory)
         proxied = await _proxied(components, cluster)

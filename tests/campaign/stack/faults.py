@@ -32,6 +32,8 @@ RELIST_S = 3.0
 longer than a round lasts."""
 SPIN = "while true do end"
 TINY = "1mb"
+UNKNOWN = 999
+"""NVML's error without a cause."""
 TOUCHED = "campaign.test/touched"
 API = "leasehold.dev/v1beta1"
 NAMESPACE = "default"
@@ -219,6 +221,33 @@ class FaultInjector:
         uuid = uuid_of(NodeName(other), int(index))
         self._write_device_faults(node, {index: uuid})
 
+    async def upgrade_drivers(self) -> None:
+        """Replace the last driver that limits no memory on all nodes, with their agents running."""
+        for node in NODES:
+            await self._replace_driver(node, is_old=False)
+
+    async def _replace_driver(self, node: str, *, is_old: bool) -> None:
+        limits = self.cluster.limits
+        await asyncio.to_thread(limits.replace_driver, node, is_old=is_old)
+        self.cluster.send_signal(f"agent-{node}", signal.SIGKILL)
+
+    async def _downgrade_driver(self, fault: Fault) -> None:
+        await self._replace_driver(fault.target, is_old=True)
+
+    async def _upgrade_driver(self, fault: Fault) -> None:
+        await self._replace_driver(fault.target, is_old=False)
+
+    async def _lose_limits(self, _fault: Fault) -> None:
+        """Have the drivers of all nodes lose their limits."""
+        for node in NODES:
+            await asyncio.to_thread(self.cluster.limits.lose, node)
+
+    async def _fail_limits(self, fault: Fault) -> None:
+        await asyncio.to_thread(self.cluster.limits.fail, fault.target, UNKNOWN)
+
+    async def _mend_limits(self, fault: Fault) -> None:
+        await asyncio.to_thread(self.cluster.limits.fail, fault.target, 0)
+
     async def _create_hostile_pods(self, fault: Fault) -> None:
         """Create pods that harm others if a field of a pod can."""
         for pod in hostile_pods(round(1000 * self.at_work[fault]) % 1_000_000):
@@ -313,6 +342,9 @@ class FaultInjector:
         "plugin-link": (_spoil_plugins, _mend_plugins),
         "node-gone-unseen": (_delete_node_unseen, _restart_kubelet),
         "device-twice": (_double_device, _mend_device),
+        "driver-version": (_downgrade_driver, _upgrade_driver),
+        "limits-vanish": (_lose_limits, None),
+        "limits-error": (_fail_limits, _mend_limits),
         "quota": (
             lambda self, _: self._create_object(
                 "GPUQuota", {"maxMilliGPU": 1500, "defaultRunTime": "25s"}

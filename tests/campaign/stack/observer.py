@@ -47,6 +47,7 @@ MIG_UUIDS = frozenset(map(str, MIG_NODES.values()))
 PROFILE_MIB = {profile.name: profile.memory_mib for profile in MIG_MODEL.mig}
 READ_S = 1.5
 READY_EVERY_S = 1.0
+LIMITS_EVERY_S = 2.0
 REDIS_ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
 
 
@@ -63,6 +64,8 @@ class Observer:
         self._charges: dict[bytes, RawCharge] = {}
         self._unready: dict[str, str] = {}
         self._ready_read_at = 0.0
+        self._driver_limits: dict[tuple[str, str], int] | None = None
+        self._limits_read_at = 0.0
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
@@ -83,6 +86,7 @@ class Observer:
         pods, nodes = await self._api()
         ledger = await self._ledger()
         await self._read_readiness(at)
+        await self._read_driver_limits(at)
         return Sample(
             at=at,
             hardware=HARDWARE,
@@ -91,6 +95,7 @@ class Observer:
             grants=grants,
             agents=agents,
             limits=limits,
+            driver_limits=self._driver_limits,
             ledger=ledger,
             mig_devices=MIG_UUIDS,
             instances=instances,
@@ -219,6 +224,11 @@ class Observer:
         if len(self._charges) > count:  # Redis lost entries
             self._charges = {key: self._charges[key] for key, _ in entries}
         return tuple(self._charges.values()) if len(self._charges) == count else ()
+
+    async def _read_driver_limits(self, at: float) -> None:
+        if self.cluster.limits.hook is not None and at - self._limits_read_at >= LIMITS_EVERY_S:
+            self._limits_read_at = at
+            self._driver_limits = await asyncio.to_thread(self.cluster.limits.read)
 
     async def _read_readiness(self, at: float) -> None:
         if at - self._ready_read_at < READY_EVERY_S:

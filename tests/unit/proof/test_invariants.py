@@ -96,6 +96,9 @@ MIG_STATE: dict[str, Any] = {
 }
 
 
+SHARE_FIELDS = ("slot", "device", "layout", "memory", "mode")
+
+
 def of(uid: str, one: Any, mib: int = 1000, **changes: Any) -> Any:
     """The same of another pod, or of another size."""
     if isinstance(one, SeenPod):
@@ -104,7 +107,7 @@ def of(uid: str, one: Any, mib: int = 1000, **changes: Any) -> Any:
         changes = {"name": f"pod-{uid}", "want": want, "copied_mib": copied_mib} | changes
         return replace(one, uid=uid, **changes)
     if isinstance(one, RawLease):
-        share = {key: changes.pop(key) for key in ("slot", "device", "layout") if key in changes}
+        share = {key: changes.pop(key) for key in SHARE_FIELDS if key in changes}
         return replace(one, pod=uid, shares=(replace(SHARE, mib=mib, **share),), **changes)
     return replace(one, pod=uid, mib=mib, **changes)
 
@@ -169,6 +172,8 @@ OF_MIG = {
     **ledger(of("a", LEASE, layout="group1"), mig=True),
     **MIG_STATE,
 }
+BY_DRIVER = ledger(of("a", LEASE, mode="driver", memory="driver"))
+DEMANDING = of("b", WAITING, want=replace(WAITING.want, memory="driver"))
 REFUSED: dict[str, Any] = {
     "phase": "Failed",
     "failure": "device gpu-0 would be over-committed: it has 10 MiB, and 20 would be given out; pod"
@@ -176,6 +181,12 @@ REFUSED: dict[str, Any] = {
     "runs": False,
 }
 GIVEN = replace(GRANT, mib=9728, cores=0, instance="MIG-a")
+
+
+def in_mode(mode: str) -> dict[str, RawLedger]:
+    """Both devices have a lease in this mode."""
+    held = (of(f"x{n}", LEASE, device=f"gpu-{n}", mode=mode) for n in range(2))
+    return ledger(*held)
 
 
 def refusal(**changes: Any) -> dict[str, Any]:
@@ -317,6 +328,12 @@ MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
         {"homes": {"gpu-0": OTHER}, "nodes": {name: SeenNode(name=name) for name in (NODE, OTHER)}}
         | ledger(nodes=frozenset({NODE, OTHER})),
     ),
+    (
+        "S1",
+        "two modes",
+        0,
+        ledger(of("a", LEASE, 500, mode="driver"), of("b", LEASE, 500, mode="hami-core", slot=1)),
+    ),
     ("P6", "sums", 10, {"pods": (POD,), **ledger(LEASE, devices=ledger()["ledger"].devices)}),
     (
         "S7",
@@ -324,6 +341,11 @@ MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
         30,
         {"pods": (POD,), "limits": {"a": RegionLimits(pod="a", mib=(999,), cores=(10,))}},
     ),
+    *(
+        ("S7", f"the driver has {what}", 40, {"pods": (POD,), "driver_limits": held, **BY_DRIVER})
+        for what, held in (("no limit", {}), ("another limit", {("a", "gpu-0"): 999}))
+    ),
+    ("P4", "the driver can hold it", 12, {"pods": (DEMANDING,), **in_mode("driver")}),
 )
 
 
@@ -495,6 +517,7 @@ def test_a_pod_may_wait_for_what_does_not_fit() -> None:
     assert "P4" not in found(*lasting(20, pods=(WAITING, *full)))
     assert "P4" not in found(*lasting(20, pods=(WAITING,), **ledger(devices=CLAIMED)))
     assert "P4" not in found(*lasting(20, pods=(WAITING,), **ledger(distrusted=frozenset({NODE}))))
+    assert "P4" not in found(*lasting(20, pods=(DEMANDING,), **in_mode("hami-core")))
     taken = ledger(of("x", LEASE, layout="group1"), mig=True)
     assert "P4" not in found(*lasting(20, **mig, **taken))
 
@@ -513,7 +536,11 @@ STORED = Share(
 
 def test_what_the_product_writes_is_read() -> None:
     instance = msgspec.structs.replace(
-        STORED, slot=2, mig=MigPlacement(layout="group1", position=2, profile="1g.10gb")
+        STORED,
+        slot=2,
+        mig=MigPlacement(layout="group1", position=2, profile="1g.10gb"),
+        memory="mig",
+        mode="mig",
     )
     lease = Lease(
         pod=PodUid("a"),
@@ -536,6 +563,10 @@ def test_what_the_product_writes_is_read() -> None:
     recorded = list(checkpoint_grants({"node": NODE, "entries": [entry, entry]}))
 
     assert (read.node, read.state, read.version, read.expires_at) == (NODE, "reserved", 7, 9.0)
+    assert [(share.memory, share.mode) for share in read.shares] == [
+        ("hami-core", "hami-core"),
+        ("mig", "mig"),
+    ]
     assert [(s.mib, s.cores, s.slot, s.fence) for s in read.shares] == [
         (1000, 20, 3, 11),
         (1000, 0, 2, 11),

@@ -470,6 +470,21 @@ async def test_a_resize_changes_pod_and_container_and_never_falls_below_the_use(
     assert await audit(limits) == []
 
 
+async def test_limits_of_a_container_that_is_forgotten_meanwhile_are_read_back(
+    containers: Containers,
+) -> None:
+    """Its pod may end while its limit is lowered."""
+    limits = containers.limits()
+    entry = await containers.run(limits, driver_lease(driver_share(4000)))
+    await containers.checkpoint.forget((POD,))
+
+    read = await limits.read_back(entry)
+
+    assert read is not None
+    assert not read.differences
+    assert [limit.memory_bytes for limit in read.limits] == [4000 * MIB]
+
+
 async def test_an_older_agent_does_not_raise_what_a_newer_lease_limits(
     containers: Containers,
 ) -> None:

@@ -22,6 +22,7 @@ from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.devices.device import Device, DeviceMode, Isolation
+from shared.model.devices.enforcers import MissingEnforcer, Offer
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -136,6 +137,17 @@ def test_a_strict_node_grants_whole_gpus_only() -> None:
     assert granted(lease(share(sharing=SharingPolicy.EXCLUSIVE)), node=strict)
     with pytest.raises(RequestError, match="isolation of this node is strict"):
         granted(node=strict)
+
+
+def test_a_lease_by_a_driver_that_limits_no_memory_any_more_is_refused_with_the_reason() -> None:
+    """The driver may have been replaced by an older one since the pod was placed."""
+    by_driver = lease(share(memory="driver", compute="none", mode="driver"))
+    offer = Offer(memory=("driver", "hami-core"), compute=("hami-core",))
+
+    assert granted(by_driver, node=changed(offer=offer)).environment
+    old = changed(missing=(MissingEnforcer("driver", "it is older than R615"),))
+    with pytest.raises(RequestError, match="does not now: it is older than R615"):
+        granted(by_driver, node=old)
 
 
 def test_a_part_of_a_device_in_mig_mode_is_refused() -> None:
