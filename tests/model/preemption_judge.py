@@ -115,7 +115,8 @@ class PreemptionJudge:
             lease.pod in pods and name in {lease.gang, lease.pod}
             for lease in ledger.leases.values()
         )
-        if len(waiting) < needed or has_lease:
+        demands = any(pod.want.memory for pod in waiting)  # not every device can hold them
+        if len(waiting) < needed or has_lease or demands:
             return
         priority = min(pod.priority for pod in waiting)
         evictable = _evictable(pods, ledger, priority)
@@ -124,7 +125,9 @@ class PreemptionJudge:
         others = {uid: pod for uid, pod in pods.items() if uid not in evictable}
         cleared = replace(ledger, leases=left, devices=devices)
         free = free_devices(replace(sample, pods=others), cleared)
-        places = [list(device) for devices in free.values() for device in devices]
+        places = [
+            [mib, cores, slots] for devices in free.values() for mib, cores, slots, _ in devices
+        ]
         placed = 0
         for pod in sorted(waiting, key=lambda pod: pod.want.mib, reverse=True):
             for place in places:
