@@ -158,6 +158,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         if held:
             yield f"held        {held}"
         yield from _read_back_lines(shares)
+    yield from _resize_lines(lease)
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
@@ -189,6 +190,12 @@ def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
             percent = read.held_cores_percent
             cores = f" and {percent} % of the cores" if percent else ""
             yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
+
+
+def _resize_lines(lease: LeaseView) -> Iterator[str]:
+    if lease.waiting_size is not None:
+        since = timestamp(lease.waiting_size.since)
+        yield f"resize      {lease.waiting_text}; since {since}, tried again every 15 s"
 
 
 def _choice_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:

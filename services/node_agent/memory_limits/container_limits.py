@@ -278,7 +278,16 @@ class ContainerLimits:
         self._targets[target] = wanted.fence
         if not target.container_id and _equals(await self.setter.get(target), wanted):
             return
-        limit = await self.setter.set(target, fence=wanted.fence, memory_bytes=wanted.memory_bytes)
+        try:
+            limit = await self.setter.set(
+                target, fence=wanted.fence, memory_bytes=wanted.memory_bytes
+            )
+        except LimitError as error:
+            if error.fault is not LimitFault.REFUSED:
+                raise
+            limit = await self.setter.get(target)
+            if limit.used_bytes <= wanted.memory_bytes:
+                raise
         _check_equal(target, limit, wanted)
 
     # Running containers
