@@ -6,9 +6,10 @@ programs as the GPU's size. Nothing here knows a cgroup's path.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,9 @@ from typing import NamedTuple
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
 from services.node_agent.enforcers.enforcer import Difference, HeldLimit, ReadBack
 from services.node_agent.gpus.memory_limits import (
+    UNLIMITED,
     Accounting,
+    ForeignLimit,
     LimitError,
     LimitFault,
     LimitTarget,
@@ -29,7 +32,7 @@ from services.node_agent.memory_limits.hook_server import HookCall
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.memory_limits.specification import check_variables, read_variables
-from services.node_agent.metrics import LIMIT_HOOKS
+from services.node_agent.metrics import FOREIGN_LIMITS, LIMIT_HOOKS
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 TRY_S = 30.0
 """Interval of trials whether the driver limits memory."""
+MOST_PATH = 300
+"""Characters of a cgroup's path in messages: its end names pod and container."""
 RUNNING_S = 5.0
 """How long the kubelet's list of containers counts as current."""
 
@@ -127,12 +132,15 @@ class ContainerLimits:
         """With their fences."""
         self._late: dict[LimitTarget, CheckpointEntry] = {}
         """Containers with `misc` that lost their limit while they ran."""
+        self._foreign: dict[DeviceUuid, tuple[ForeignLimit, ...]] = {}
         self._logged: set[str] = set()
         self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
         """Devices, and when they were tried."""
 
     async def find_out(self, devices: Iterable[DeviceUuid]) -> None:
-        """Find out for which devices the driver sets limits; each reason is logged once.
+        """Find out for which devices the driver sets limits, and which other programs have set.
+
+        Each reason is logged once.
 
         The same devices are tried again after `TRY_S`: the driver may have been replaced.
         """
@@ -157,12 +165,49 @@ class ContainerLimits:
                 continue
             self.accounting[device] = found.accounting
             self.reasons.pop(device, None)
+            await self._note_foreign(device, found.foreign)
             if found.agent_limit_mib is not None:
                 limits[device] = found.agent_limit_mib
         self.agent_limit_reason = "; ".join(
             f"the driver limits this agent itself to {limit_mib} MiB of GPU {device}, which would "
             "be reported as its size: remove the limit on the agent's cgroup, or on one above it"
             for device, limit_mib in limits.items()
+        )
+
+    async def _note_foreign(self, device: DeviceUuid, limits: Sequence[ForeignLimit]) -> None:
+        """Keep limits of other programs: of pods without a lease that the driver holds, or none."""
+        own = {
+            pod
+            for entry in self.checkpoint.entries
+            if any(share.device == device for share in limited_shares(entry))
+            for pod in entry.lease.users
+        }
+        before = self._foreign.get(device, ())
+        foreign = tuple(limit for limit in limits if limit.pod not in own)
+        self._foreign[device] = foreign
+        FOREIGN_LIMITS.labels(device).set(len(foreign))
+        if any(limit.pod is not None for limit in foreign):
+            with contextlib.suppress(LeaseholdError):  # their names are shown later
+                await self._running()
+        for limit in foreign:
+            if limit not in before:
+                logger.warning("%s", _foreign(device, limit))
+
+    def foreign_reason(self, device: DeviceUuid) -> str:
+        """Return why a device with limits of other programs is not offered, or an empty text.
+
+        Tenants may read it, so it names no cgroup of a pod.
+        """
+        limits = self._foreign.get(device, ())
+        outside = [limit.cgroup[-MOST_PATH:] for limit in limits if limit.pod is None]
+        pods = len({limit.pod for limit in limits if limit.pod is not None})
+        of_pods = "a pod's cgroup" if pods == 1 else f"cgroups of {pods} pods"
+        places = [*outside[:1], *([of_pods] if pods else ())]
+        if not places:
+            return ""
+        return (
+            f"another program limits memory by the driver, of {' and '.join(places)}, without a "
+            "lease for that: the log of the node agent has the limits and how to remove them"
         )
 
     # Before the first process
@@ -400,7 +445,25 @@ class ContainerLimits:
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
         )
-        return (*self._refusals.values(), *late)
+        return (*self._refusals.values(), *late, *self._foreign_findings())
+
+    def _foreign_findings(self) -> Iterator[ViolationFound]:
+        """Yield the limits of other programs on pods that the kubelet lists."""
+        listed, _ = self._listed
+        for device, limits in self._foreign.items():
+            for limit in limits:
+                pod = listed.get(limit.pod) if limit.pod is not None else None
+                if pod is not None:
+                    yield ViolationFound(
+                        node=self.node,
+                        pod=pod.uid,
+                        namespace=pod.namespace,
+                        name=pod.name,
+                        container="",
+                        reason=ViolationReason.LIMIT_FOREIGN,
+                        message=_foreign(device, limit),
+                        device=device,
+                    )
 
     def _violation(
         self,
@@ -451,6 +514,21 @@ class ContainerLimits:
                     await self.setter.clear(target, fence=fence)
                 except LeaseholdError as error:
                     logger.info("the limit on %s is not cleared: %s", target, error)
+
+
+def _foreign(device: DeviceUuid, limit: ForeignLimit) -> str:
+    return (
+        f"another program limits the memory of GPU {device}: it has set {_amounts(limit)} for "
+        f"cgroup {limit.cgroup[-MOST_PATH:]}, which has no lease by the driver. Find the program, "
+        f"such as NVIDIA's hook, and stop it; then run nvidia-smi memory-limits --set -n "
+        f"{limit.cgroup[-MOST_PATH:]} --soft-limit 0 --hard-limit max -i {device}"
+    )
+
+
+def _amounts(limit: ForeignLimit) -> str:
+    hard = "" if limit.hard_bytes == UNLIMITED else f"{limit.hard_bytes // MIB} MiB at most"
+    soft = f"{limit.soft_bytes // MIB} MiB guaranteed" if limit.soft_bytes else ""
+    return " and ".join(filter(None, (hard, soft)))
 
 
 def _late(target: LimitTarget) -> str:

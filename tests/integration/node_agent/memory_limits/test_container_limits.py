@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 from msgspec import structs
+from prometheus_client import REGISTRY
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
 from services.node_agent.enforcers.driver import DriverLimits
@@ -221,6 +222,60 @@ async def test_an_agent_that_is_limited_itself_is_not_ready(containers: Containe
     await enforcer.find_out([gpu_of()])
 
     assert "limits this agent itself to 4096 MiB" in enforcer.unready_reason()
+
+
+@BOTH
+async def test_a_gpu_with_a_limit_of_another_program_is_not_offered_and_the_limit_stays(
+    containers: Containers, accounting: Accounting, caplog: pytest.LogCaptureFixture
+) -> None:
+    containers.node.driver.limit_cgroups(accounting)
+    enforcer = DriverLimits(containers.limits())
+    limits = enforcer.limits
+    assert limits is not None
+    await containers.run(limits, driver_lease(driver_share(2000)))
+    foreign = containers.node.make_container(OTHER_POD, OTHER_ID)
+    containers.show(OTHER_POD, {OTHER_ID: "main"})
+
+    async def find_out() -> str:
+        limits._tried = (frozenset(), -math.inf)
+        limits._listed = ({}, -math.inf)
+        await enforcer.find_out([gpu_of()])
+        return enforcer.missing(gpu_of(), SharingConfig())
+
+    assert await find_out() == ""
+    containers.node.driver.set_limit(GPU, foreign, 4 * GIB)
+    caplog.clear()
+
+    reason = await find_out()
+
+    assert "another program limits memory by the driver, of a pod's cgroup" in reason
+    assert await find_out() == reason
+    (finding,) = limits.findings
+    assert (finding.reason, finding.pod, finding.name) == ("GpuLimitForeign", OTHER_POD, "pod")
+    assert "has set 4096 MiB at most" in finding.message
+    assert f"nvidia-smi memory-limits --set -n {foreign}" in finding.message
+    assert caplog.messages.count(finding.message) == 1
+    assert REGISTRY.get_sample_value(
+        "leasehold_foreign_memory_limits", {"device_uuid": DEVICE}
+    ) == 1  # fmt: skip
+    await limits.end({POD})
+    assert containers.node.limits()[foreign] == 4 * GIB
+
+    containers.node.driver.set_limit(GPU, foreign, "max")
+    assert await find_out() == ""
+    assert limits.findings == ()
+
+
+async def test_a_limit_of_a_lease_is_not_of_another_program_after_its_fences_are_lost(
+    containers: Containers,
+) -> None:
+    await containers.run(containers.limits(), driver_lease(driver_share(2000)))
+    (containers.node.root / "fences.json").unlink()
+    enforcer = DriverLimits(containers.limits())
+
+    await enforcer.find_out([gpu_of()])
+
+    assert enforcer.missing(gpu_of(), SharingConfig()) == ""
 
 
 # Before the first process
