@@ -93,6 +93,12 @@ def pod_limits(entries: Iterable[CheckpointEntry], pod: PodUid) -> dict[DeviceUu
     return wanted
 
 
+def _pod_targets(entries: Sequence[CheckpointEntry]) -> Iterator[tuple[LimitTarget, int]]:
+    for pod in dict.fromkeys(pod for entry in entries for pod in entry.lease.users):
+        for device, wanted in pod_limits(entries, pod).items():
+            yield LimitTarget(device, pod), wanted.fence
+
+
 def fence_of(entry: CheckpointEntry) -> int:
     """Return the fence that the hook of an entry's container has to name."""
     return max((share.fence for share in limited_shares(entry)), default=0)
@@ -128,8 +134,8 @@ class ContainerLimits:
         self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
         self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
         """Pods and IDs of containers by holder and container, or request."""
-        self._targets: dict[LimitTarget, int] = {}
-        """With their fences."""
+        self._targets = dict(_pod_targets(checkpoint.entries))
+        """With their fences; also of pods that have ended while no agent ran."""
         self._late: dict[LimitTarget, CheckpointEntry] = {}
         """Containers with `misc` that lost their limit while they ran."""
         self._foreign: dict[DeviceUuid, tuple[ForeignLimit, ...]] = {}
@@ -236,10 +242,12 @@ class ContainerLimits:
         Raises LeaseholdError with the reason why it must not start.
         """
         entry = self._entry_of(call)
+        key = call.holder, call.container
         try:
             pod, container_id = await self._identify(call, entry)
             async with self.checkpoint.changing:
                 entry = self.checkpoint.by_key.get(entry.key, entry)
+                self._started.setdefault(key, set()).add((pod, container_id))
                 await self._limit_container(entry, pod, container_id)
         except LeaseholdError as error:
             LIMIT_HOOKS.labels("refused").inc()
@@ -251,7 +259,6 @@ class ContainerLimits:
             )
             raise
         LIMIT_HOOKS.labels("limited").inc()
-        key = call.holder, call.container
         self._refusals.pop(key, None)
         self._late = {
             target: of
@@ -259,8 +266,9 @@ class ContainerLimits:
             if of.key != entry.key or entry.lease.claim is not None
         }
         if entry.lease.claim is None:  # earlier runs of the container have ended
-            await self._clear(self._started.pop(key, set()) - {(pod, container_id)}, entry)
-        self._started.setdefault(key, set()).add((pod, container_id))
+            earlier = self._started.pop(key, set()) - {(pod, container_id)}
+            self._started[key] = {(pod, container_id)}
+            await self._clear(earlier, entry)
 
     def _entry_of(self, call: HookCall) -> CheckpointEntry:
         for entry in self.checkpoint.entries:
@@ -373,6 +381,7 @@ class ContainerLimits:
             for share in limited_shares(entry):
                 entries = self.checkpoint.entries
                 for target, wanted in self._targets_of(entry, share, pod, entries, running):
+                    self._targets[target] = wanted.fence
                     try:
                         limit = await self._read(entry, target)
                     except LimitError as error:
@@ -494,11 +503,7 @@ class ContainerLimits:
         """
         ended = {target: fence for target, fence in self._targets.items() if target.pod not in live}
         for target, fence in ended.items():
-            try:
-                await self.setter.clear(target, fence=fence)
-            except LeaseholdError as error:
-                logger.info("the limit on %s is not cleared: %s", target, error)
-            self._targets.pop(target, None)
+            await self._clear_target(target, fence)
         self._late = {target: entry for target, entry in self._late.items() if target.pod in live}
         for key in [key for key in self._started if key[0] not in live]:
             self._started.pop(key)
@@ -509,11 +514,18 @@ class ContainerLimits:
         for pod, container_id in runs:
             for share in limited_shares(entry):
                 target = LimitTarget(share.device, pod, container_id)
-                fence = self._targets.pop(target, share.fence)
-                try:
-                    await self.setter.clear(target, fence=fence)
-                except LeaseholdError as error:
-                    logger.info("the limit on %s is not cleared: %s", target, error)
+                await self._clear_target(target, self._targets.get(target, share.fence))
+
+    async def _clear_target(self, target: LimitTarget, fence: int) -> None:
+        """Clear a limit, at the end of its pod at the latest; one of a newer lease stays."""
+        self._targets[target] = fence
+        try:
+            await self.setter.clear(target, fence=fence)
+        except LeaseholdError as error:
+            logger.info("the limit on %s is not cleared: %s", target, error)
+            if not (isinstance(error, LimitError) and error.fault is LimitFault.OUTDATED):
+                return
+        self._targets.pop(target, None)
 
 
 def _foreign(device: DeviceUuid, limit: ForeignLimit) -> str:
