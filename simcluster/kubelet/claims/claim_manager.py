@@ -29,7 +29,7 @@ def container_edits(
     """Return what CDI specifications add to a container for devices, or None if nothing.
 
     The part of a container runtime with CDI: https://github.com/cncf-tags/container-device-interface.
-    Hooks are not run. Raises AllocationError for a device that no specification has.
+    Hooks are run by `Cgroups`. Raises AllocationError for a device that no specification has.
     """
     wanted = tuple(dict.fromkeys(names))
     if not wanted:

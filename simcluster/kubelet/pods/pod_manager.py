@@ -16,6 +16,7 @@ from simcluster.events import EventRecorder
 from simcluster.kubelet.api_link import ApiLink
 from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.containers.bundles import Bundles
+from simcluster.kubelet.containers.cgroups import Cgroups
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
@@ -202,6 +203,7 @@ class PodManager:
         self._old_statuses: dict[str, Json] = {}
         """What `/pods` shows since the API server is away."""
         self._restored = {state.uid: state for state in self._files.load()}
+        self.cgroups = Cgroups(files) if self.settings.cgroups else None
         self.bundles = Bundles(files.bundles)
         self.bundles.retain(
             [
@@ -399,6 +401,8 @@ class PodManager:
         await self._claims.release(uid)
         await self._api.there.wait()
         await asyncio.to_thread(shutil.rmtree, self._volumes / uid, ignore_errors=True)
+        if self.cgroups is not None:
+            await asyncio.to_thread(self.cgroups.remove_pod, uid)
         self.statuses.flush()
         self._remove(worker.pod)
         self.workers.pop(uid, None)
@@ -445,6 +449,8 @@ class PodManager:
         Raises UnmountedError while a volume of the pod cannot be mounted.
         """
         check_claims(pod, self._node, self._store)
+        if self.cgroups is not None:
+            await asyncio.to_thread(self.cgroups.make_pod, pod.uid)
         await self._claims.prepare(pod)
         await self._devices.pre_start(pod, container)
 
