@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
 from services.node_agent.enforcers.enforcer import Difference, HeldLimit, ReadBack
+from services.node_agent.files import replace_file
 from services.node_agent.gpus.memory_limits import (
     UNLIMITED,
     Accounting,
@@ -35,7 +38,7 @@ from services.node_agent.memory_limits.specification import check_variables, rea
 from services.node_agent.metrics import FOREIGN_LIMITS, LIMIT_HOOKS
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.leases.lease import MIB, Share, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -61,6 +64,19 @@ class Wanted(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReadBack(ReadBack):
     differences: tuple[Difference, ...] = ()
+
+
+class LateContainer(msgspec.Struct, frozen=True):
+    """A container whose limit was set after its start, and the key of its entry."""
+
+    target: LimitTarget
+    holder: PodUid
+    container: str
+    resource: str
+
+    @property
+    def key(self) -> tuple[PodUid, str, str]:
+        return self.holder, self.container, self.resource
 
 
 class LimitShortageError(UnavailableError):
@@ -136,8 +152,9 @@ class ContainerLimits:
         """Pods and IDs of containers by holder and container, or request."""
         self._targets = dict(_pod_targets(checkpoint.entries))
         """With their fences; also of pods that have ended while no agent ran."""
-        self._late: dict[LimitTarget, CheckpointEntry] = {}
-        """Containers with `misc` that lost their limit while they ran."""
+        self._late_file = program.path.with_name("late-memory-limits.json")
+        self._late = self._load_late()
+        """Containers with `misc` that lost their limit while they ran, and their entries."""
         self._foreign: dict[DeviceUuid, tuple[ForeignLimit, ...]] = {}
         self._logged: set[str] = set()
         self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
@@ -260,11 +277,13 @@ class ContainerLimits:
             raise
         LIMIT_HOOKS.labels("limited").inc()
         self._refusals.pop(key, None)
-        self._late = {
-            target: of
-            for target, of in self._late.items()
-            if of.key != entry.key or entry.lease.claim is not None
-        }
+        await self._keep_late(
+            {
+                target: of
+                for target, of in self._late.items()
+                if of.key != entry.key or entry.lease.claim is not None
+            }
+        )
         if entry.lease.claim is None:  # earlier runs of the container have ended
             earlier = self._started.pop(key, set()) - {(pod, container_id)}
             self._started[key] = {(pod, container_id)}
@@ -403,8 +422,27 @@ class ContainerLimits:
         limit = await self.setter.get(target)
         is_misc = self.accounting.get(target.device) is Accounting.MISC
         if limit.is_none and is_misc and target.container_id:
-            self._late[target] = entry
+            await self._keep_late({**self._late, target: entry})
         return limit
+
+    async def _keep_late(self, late: dict[LimitTarget, CheckpointEntry]) -> None:
+        """Record them before their limits are set again: nothing shows then that they were late."""
+        if late.keys() == self._late.keys():
+            return
+        self._late = late
+        targets = [LateContainer(target, *of.key) for target, of in late.items()]
+        try:
+            await asyncio.to_thread(replace_file, self._late_file, msgspec.json.encode(targets))
+        except OSError as error:
+            logger.warning("%s is not writable: %s", self._late_file, error.strerror)
+
+    def _load_late(self) -> dict[LimitTarget, CheckpointEntry]:
+        try:
+            late = msgspec.json.decode(self._late_file.read_bytes(), type=list[LateContainer])
+        except (OSError, *UNDECODABLE):
+            return {}
+        entries = {of.target: self.checkpoint.find(*of.key) for of in late}
+        return {target: entry for target, entry in entries.items() if entry is not None}
 
     def _targets_of(
         self,
@@ -504,7 +542,8 @@ class ContainerLimits:
         ended = {target: fence for target, fence in self._targets.items() if target.pod not in live}
         for target, fence in ended.items():
             await self._clear_target(target, fence)
-        self._late = {target: entry for target, entry in self._late.items() if target.pod in live}
+        late = {target: entry for target, entry in self._late.items() if target.pod in live}
+        await self._keep_late(late)
         for key in [key for key in self._started if key[0] not in live]:
             self._started.pop(key)
         for key in [key for key in self._refusals if key[0] not in live]:

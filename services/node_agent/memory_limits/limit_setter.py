@@ -203,9 +203,13 @@ class LimitSetter:
 
     def _forget_ended(self) -> None:
         fences = self._load()
-        living = {key: fence for key, fence in fences.items() if self._exists(key)}
+        living = self._living(fences)
         if living != fences:
             self._save(living)
+
+    def _living(self, fences: dict[str, int]) -> dict[str, int]:
+        """Return the fences of pods that have a cgroup."""
+        return {key: fence for key, fence in fences.items() if self._exists(key)}
 
     def _exists(self, key: str) -> bool:
         try:
@@ -227,6 +231,8 @@ class LimitSetter:
         return self._fences
 
     def _save(self, fences: dict[str, int]) -> None:
+        if len(fences) > MOST_FENCES:
+            fences = self._living(fences)
         if len(fences) > MOST_FENCES:
             raise UnavailableError(f"there are fences of {MOST_FENCES} pods and GPUs already")
         try:

@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
 from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.cdi_files import read_specifications
 from simcluster.kubelet.programs.process_table import cgroup
 from simcluster.kubelet.programs.processes import StartError
 from simcluster.kubelet.settings import NodeFiles, replace_file
@@ -84,8 +83,7 @@ class Cgroups:
     def _hooks(self, devices: set[str]) -> list[Json]:
         return [
             hook
-            for path in sorted(self._cdi.glob("*.json"))
-            for specification in (msgspec.json.decode(path.read_bytes()),)
+            for specification in read_specifications(self._cdi)
             for device in specification["devices"]
             if f"{specification['kind']}={device['name']}" in devices
             for hook in device["containerEdits"].get("hooks") or ()

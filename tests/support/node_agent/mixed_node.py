@@ -20,6 +20,7 @@ from services.node_agent.service import NodeAgent
 from shared.model.devices.device import Device
 from shared.model.devices.enforcers import INSTANCE, WHOLE, HeldBy
 from shared.model.leases.lease import MIB, Lease, Share
+from simcluster.apimachinery.objects import Json
 from simcluster.gpu_driver.control import control
 from simcluster.kubelet.containers.cgroups import VARIABLE
 from simcluster.kubelet.containers.container_spec import RUN_FOR
@@ -40,17 +41,20 @@ DEMANDS = {
     "hami-core": HeldBy(memory="hami-core"),
     "none": HeldBy(memory="none", compute="none"),
 }
+ENDED = ("Succeeded", "Failed")
 RUN_S = 2.0
 LOOK_S = 0.25
 LEASES = itertools.count(1)
 
 
 @asynccontextmanager
-async def mixed_node(hook: Path, accounting: str) -> AsyncIterator["MixedNode"]:
+async def limited_cluster(
+    layout: str, hook: Path, accounting: str
+) -> AsyncIterator[OneNodeCluster]:
     """Run an agent on a node whose driver limits memory; `hook` is where its hook is built."""
     build_hook(hook)
     settings = replace(FAST, cgroups=True)
-    async with one_node_cluster(LAYOUT, settings=settings) as cluster:
+    async with one_node_cluster(layout, settings=settings) as cluster:
         files = cluster.node.kubelet.files
         cluster.changes |= {
             "gpu_driver_dir": files.gpu_state.parent,
@@ -64,7 +68,24 @@ async def mixed_node(hook: Path, accounting: str) -> AsyncIterator["MixedNode"]:
             control(files.gpu_state, "accounting", accounting)
         async with cluster.running() as agent:
             await until(lambda: "driver" in agent.node.devices[0].offer.memory)
-            yield MixedNode(cluster, agent)
+            yield cluster
+
+
+def driver_limits(cluster: OneNodeCluster) -> dict[tuple[str, str], int]:
+    """Return the hard limits that the driver has, in bytes, by GPU and cgroup."""
+    limits = {}
+    for row in control(cluster.node.kubelet.files.gpu_state, "limits").splitlines():
+        words = row.split()
+        if words[0] == "limit":
+            limits[words[1], words[2]] = int(words[words.index("hard") + 1])
+    return limits
+
+
+@asynccontextmanager
+async def mixed_node(hook: Path, accounting: str) -> AsyncIterator["MixedNode"]:
+    async with limited_cluster(LAYOUT, hook, accounting) as cluster:
+        assert cluster.agent is not None
+        yield MixedNode(cluster, cluster.agent)
 
 
 @dataclass
@@ -110,16 +131,22 @@ class MixedNode:
         began = time.monotonic()
         lease = self.cluster.bind(spec, self._share(kind, slot, chance.randrange(100, 1_500)))
         self.running[name] = lease
-        store = self.cluster.node
-        await until(lambda: store.pod(name)["status"].get("phase") not in (None, "Pending"))
+        await self._reached(name, "Running", *ENDED)
         self.start_s.append(time.monotonic() - began)
-        await until(lambda: store.pod(name)["status"].get("phase") in ("Succeeded", "Failed"))
-        if store.pod(name)["status"]["phase"] == "Failed":
-            self.wrong.append(f"{name} failed: {self.cluster.message(name)}")
+        status = await self._reached(name, *ENDED)
+        if status["phase"] == "Failed":
+            self.wrong.append(f"{name} failed: {status}")
         del self.running[name]
         await self.cluster.delete_pod(name)
         await self.cluster.release(lease)
         self.free[kind].add(slot)
+
+    async def _reached(self, name: str, *phases: str) -> Json:
+        status: Json = await until(
+            lambda: self.cluster.node.pod(name)["status"],
+            lambda status: status.get("phase") in phases,
+        )
+        return status
 
     def _share(self, kind: str, slot: int, memory_mib: int) -> Share:
         index = KINDS.index(kind)
@@ -150,13 +177,8 @@ class MixedNode:
         """Compare containers that run before and after the driver's state is read."""
         before = dict(self._containers())
         files = self.cluster.node.kubelet.files
-        rows = (await asyncio.to_thread(control, files.gpu_state, "limits")).splitlines()
+        limits = await asyncio.to_thread(driver_limits, self.cluster)
         instances = await asyncio.to_thread(instances_in, files.gpu_state.parent)
-        limits: dict[tuple[str, str], int] = {}
-        for row in rows:
-            words = row.split()
-            if words[0] == "limit":
-                limits[words[1], words[2]] = int(words[words.index("hard") + 1])
         after = dict(self._containers())
         for name, lease in before.items():
             container = self._container(name)

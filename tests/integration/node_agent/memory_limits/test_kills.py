@@ -243,6 +243,31 @@ async def test_a_pod_that_ends_while_no_agent_runs_leaves_no_limit(
     assert present(node) == {}
 
 
+async def test_a_container_with_a_late_limit_is_reported_until_it_restarts_whoever_dies(
+    node: LimitedNode,
+) -> None:
+    node.driver.limit_cgroups(Accounting.MISC)
+    containers = await loaded(node)
+    await containers.run(containers.limits(), driver_lease(driver_share(2000)))
+    node.driver.forget_limits()
+    killed = await loaded(node)
+    killed.pods = containers.pods
+    limits = killed.limits()
+    await limits.find_out([DEVICE])
+    assert await audit(limits) != []
+
+    again = await loaded(node)
+    again.pods = containers.pods
+    limits = again.limits()
+    await limits.find_out([DEVICE])
+
+    assert await audit(limits) == []
+    assert [finding.reason for finding in limits.findings] == ["GpuLimitTooLate"]
+    await again.restart(limits)
+    assert limits.findings == ()
+    assert (await loaded(node)).limits().findings == ()
+
+
 async def test_a_limit_that_could_not_be_cleared_is_cleared_later(node: LimitedNode) -> None:
     containers = await loaded(node)
     limits = containers.limits()
