@@ -43,8 +43,8 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Of HAMi-core, of MPS, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each with the
-beginnings of variables that only programs read, or that select no device."""
+"""Of HAMi-core, of MPS, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each
+with the beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",

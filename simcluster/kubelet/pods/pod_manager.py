@@ -16,7 +16,6 @@ from simcluster.events import EventRecorder
 from simcluster.kubelet.api_link import ApiLink
 from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.containers.bundles import Bundles
-from simcluster.kubelet.containers.cgroups import Cgroups
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
@@ -45,6 +44,7 @@ from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.pods.resizes import allocate_first, needs_resize, resize
+from simcluster.kubelet.programs.cgroups import Cgroups
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file

@@ -13,7 +13,6 @@ from shared.model.errors import UnavailableError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.claims.claim_manager import ClaimError
 from simcluster.kubelet.containers.bundles import Bundles
-from simcluster.kubelet.containers.cgroups import Cgroups
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import (
     MissingSourceError,
@@ -38,6 +37,7 @@ from simcluster.kubelet.containers.container_state import (
 from simcluster.kubelet.containers.container_status import PAST_DEADLINE, phase
 from simcluster.kubelet.containers.volumes import UnmountedError
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.programs.cgroups import Cgroups
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
 from simcluster.kubelet.settings import NodeSettings

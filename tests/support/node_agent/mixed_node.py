@@ -22,9 +22,9 @@ from shared.model.devices.enforcers import INSTANCE, WHOLE, HeldBy
 from shared.model.leases.lease import MIB, Lease, Share
 from simcluster.apimachinery.objects import Json
 from simcluster.gpu_driver.control import control
-from simcluster.kubelet.containers.cgroups import VARIABLE
 from simcluster.kubelet.containers.container_spec import RUN_FOR
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState
+from simcluster.kubelet.programs.cgroups import VARIABLE
 from simcluster.node_agent.driver import instances_in
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.mig import mig_share

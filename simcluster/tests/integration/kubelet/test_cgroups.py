@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simcluster.kubelet.containers.cgroups import Cgroups
+from simcluster.kubelet.programs.cgroups import Cgroups
 from simcluster.kubelet.programs.processes import StartError
 from simcluster.kubelet.settings import NodeFiles
 from tests.support.simcluster.kubelet import FAST, one_kubelet, pod

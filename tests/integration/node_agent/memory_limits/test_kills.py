@@ -192,7 +192,8 @@ async def test_a_kill_at_each_step_of_a_resize_ends_with_the_limits_of_the_recor
     node.driver.limit_cgroups(accounting)
     containers = await loaded(node)
     await containers.run(containers.limits(), driver_lease(driver_share(2000)))
-    pod, own = containers.path(), containers.path(container_id=ID)
+    pod = containers.path()
+    own = containers.path(container_id=ID)
     for at in KILLS:
         agent = await loaded(node)
         agent.pods = containers.pods

@@ -13,7 +13,7 @@ from services.node_agent.gpus.memory_limits import Accounting
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.leases.lease import MIB, Lease, LeaseState, ShareSize
 from simcluster.gpu_driver.control import VARIABLE, control
-from simcluster.kubelet.containers.cgroups import VARIABLE as CGROUP
+from simcluster.kubelet.programs.cgroups import VARIABLE as CGROUP
 from tests.support.gpu_driver import GpuDriver
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.mixed_node import driver_limits, limited_cluster
