@@ -20,7 +20,6 @@ from services.node_agent.allocate.device_list_strategies import DeviceListStrate
 from services.node_agent.enforcers.enforcer import Difference, HeldLimit, ReadBack
 from services.node_agent.files import replace_file
 from services.node_agent.gpus.memory_limits import (
-    UNLIMITED,
     Accounting,
     ForeignLimit,
     LimitError,
@@ -30,6 +29,7 @@ from services.node_agent.gpus.memory_limits import (
 )
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.memory_limits.cgroup_tree import parse_process
+from services.node_agent.memory_limits.foreign_limits import ForeignLimits
 from services.node_agent.memory_limits.hook_program import HookProgram
 from services.node_agent.memory_limits.hook_server import HookCall
 from services.node_agent.memory_limits.limit_setter import LimitSetter
@@ -47,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 TRY_S = 30.0
 """Interval of trials whether the driver limits memory."""
-MOST_PATH = 300
-"""Characters of a cgroup's path in messages: its end names pod and container."""
 RUNNING_S = 5.0
 """How long the kubelet's list of containers counts as current."""
 
@@ -155,7 +153,7 @@ class ContainerLimits:
         self._late_file = program.path.with_name("late-memory-limits.json")
         self._late = self._load_late()
         """Containers with `misc` that lost their limit while they ran, and their entries."""
-        self._foreign: dict[DeviceUuid, tuple[ForeignLimit, ...]] = {}
+        self.foreign = ForeignLimits()
         self._logged: set[str] = set()
         self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
         """Devices, and when they were tried."""
@@ -205,33 +203,13 @@ class ContainerLimits:
             if any(share.device == device for share in limited_shares(entry))
             for pod in entry.lease.users
         }
-        before = self._foreign.get(device, ())
-        foreign = tuple(limit for limit in limits if limit.pod not in own)
-        self._foreign[device] = foreign
+        foreign = [limit for limit in limits if limit.pod not in own]
         FOREIGN_LIMITS.labels(device).set(len(foreign))
         if any(limit.pod is not None for limit in foreign):
             with contextlib.suppress(LeaseholdError):  # their names are shown later
                 await self._running()
-        for limit in foreign:
-            if limit not in before:
-                logger.warning("%s", _foreign(device, limit))
-
-    def foreign_reason(self, device: DeviceUuid) -> str:
-        """Return why a device with limits of other programs is not offered, or an empty text.
-
-        Tenants may read it, so it names no cgroup of a pod.
-        """
-        limits = self._foreign.get(device, ())
-        outside = [limit.cgroup[-MOST_PATH:] for limit in limits if limit.pod is None]
-        pods = len({limit.pod for limit in limits if limit.pod is not None})
-        of_pods = "a pod's cgroup" if pods == 1 else f"cgroups of {pods} pods"
-        places = [*outside[:1], *([of_pods] if pods else ())]
-        if not places:
-            return ""
-        return (
-            f"another program limits memory by the driver, of {' and '.join(places)}, without a "
-            "lease for that: the log of the node agent has the limits and how to remove them"
-        )
+        for text in self.foreign.replace(device, foreign):
+            logger.warning("%s", text)
 
     # Before the first process
 
@@ -492,25 +470,9 @@ class ContainerLimits:
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
         )
-        return (*self._refusals.values(), *late, *self._foreign_findings())
-
-    def _foreign_findings(self) -> Iterator[ViolationFound]:
-        """Yield the limits of other programs on pods that the kubelet lists."""
         listed, _ = self._listed
-        for device, limits in self._foreign.items():
-            for limit in limits:
-                pod = listed.get(limit.pod) if limit.pod is not None else None
-                if pod is not None:
-                    yield ViolationFound(
-                        node=self.node,
-                        pod=pod.uid,
-                        namespace=pod.namespace,
-                        name=pod.name,
-                        container="",
-                        reason=ViolationReason.LIMIT_FOREIGN,
-                        message=_foreign(device, limit),
-                        device=device,
-                    )
+        foreign = self.foreign.violations(self.node, listed)
+        return (*self._refusals.values(), *late, *foreign)
 
     def _violation(
         self,
@@ -565,21 +527,6 @@ class ContainerLimits:
             if not (isinstance(error, LimitError) and error.fault is LimitFault.OUTDATED):
                 return
         self._targets.pop(target, None)
-
-
-def _foreign(device: DeviceUuid, limit: ForeignLimit) -> str:
-    return (
-        f"another program limits the memory of GPU {device}: it has set {_amounts(limit)} for "
-        f"cgroup {limit.cgroup[-MOST_PATH:]}, which has no lease by the driver. Find the program, "
-        f"such as NVIDIA's hook, and stop it; then run nvidia-smi memory-limits --set -n "
-        f"{limit.cgroup[-MOST_PATH:]} --soft-limit 0 --hard-limit max -i {device}"
-    )
-
-
-def _amounts(limit: ForeignLimit) -> str:
-    hard = "" if limit.hard_bytes == UNLIMITED else f"{limit.hard_bytes // MIB} MiB at most"
-    soft = f"{limit.soft_bytes // MIB} MiB guaranteed" if limit.soft_bytes else ""
-    return " and ".join(filter(None, (hard, soft)))
 
 
 def _late(target: LimitTarget) -> str:
