@@ -91,6 +91,12 @@ LIMIT_HOOKS = Counter(
     ["outcome"],
 )
 LIMIT_HOOKS.labels("refused")  # at 0 from the start, or the first one would be no increase
+FOREIGN_LIMITS = Gauge(
+    "leasehold_foreign_memory_limits",
+    "Limits of the driver on cgroups without a lease, which other programs have set. The device "
+    "offers no such limits to new leases meanwhile.",
+    ["device_uuid"],
+)
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

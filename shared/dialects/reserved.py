@@ -22,6 +22,7 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_DEVICE_WAITS_ON_EXCEPTION",
     ),
+    MPS_PREFIX: (),
     "DOCKER_RESOURCE_": (),
     "LD_": ("LD_BIND_NOW", "LD_LIBRARY_PATH"),
     "NVIDIA_": (
@@ -42,8 +43,8 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Of HAMi-core, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each with the
-beginnings of variables that only programs read, or that select no device."""
+"""Of HAMi-core, of MPS, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each
+with the beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",

@@ -34,6 +34,8 @@ class NodeSettings:
     pods_lag_s: float = 0.0
     """Delay of statuses in `/pods`. A real kubelet shows what it reads back from the API server, so
     for some milliseconds a pod that it has just rejected still looks pending."""
+    cgroups: bool = False
+    """Make the cgroups of pods and containers as directories, and run the hooks of CDI devices."""
     admits_after_s: float = 0.0
     """Delay of the first admission after the sockets exist. A real kubelet lists pods first."""
 
@@ -83,6 +85,11 @@ class NodeFiles:
     def proc(self) -> Path:
         """The node's /proc, with the processes of its containers."""
         return self.root / "proc"
+
+    @property
+    def cgroups(self) -> Path:
+        """The node's /sys/fs/cgroup, where its settings say so."""
+        return self.root / "cgroup"
 
     @property
     def gpu_state(self) -> Path:

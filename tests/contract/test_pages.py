@@ -21,6 +21,7 @@ from shared.dialects import DIALECTS
 from shared.model.budgets.budget import BudgetState
 from shared.model.devices.node import AGENT_ANNOTATION
 from shared.model.events.node_events import ViolationReason
+from shared.model.leases.lease import RESIZE_WAITING
 from tests.hardware.__main__ import PARTS
 from tests.support.webhook.reviews import reviewed
 from tools.docs_site import on_config, without_links_out
@@ -155,7 +156,8 @@ def sources(pattern: str) -> str:
 
 
 def test_every_reason_of_an_event_has_its_row() -> None:
-    reasons = set(words("services/binder/**/*.py")) | {"Scheduled", *map(str, ViolationReason)}
+    reasons = set(words("services/binder/**/*.py")) | {"Scheduled", RESIZE_WAITING}
+    reasons |= set(map(str, ViolationReason))
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
     others = {

@@ -195,9 +195,16 @@ class GpuDriver:
 
     def limits(self, gpu: DriverGpu) -> dict[Path, int]:
         """Return the hard limits of a GPU's cgroups, in bytes."""
+        return self._limits(gpu, "hard")
+
+    def soft_limits(self, gpu: DriverGpu) -> dict[Path, int]:
+        """Return what is guaranteed to a GPU's cgroups, in bytes."""
+        return self._limits(gpu, "soft")
+
+    def _limits(self, gpu: DriverGpu, which: str) -> dict[Path, int]:
         rows = (line.split() for line in self._control("limits").splitlines())
         return {
-            Path(row[2]): int(row[row.index("hard") + 1])
+            Path(row[2]): int(row[row.index(which) + 1])
             for row in rows
             if row[0] == "limit" and row[1] == gpu.uuid
         }

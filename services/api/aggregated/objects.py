@@ -88,7 +88,7 @@ class GpuLeaseStatus(Status, frozen=True, kw_only=True, rename="camel"):
     node: Annotated[str, Meta(description="The node of its GPUs.")]
     system: Annotated[str, Meta(description="The system whose resource names the pod uses.")]
     users: Annotated[tuple[str, ...], Meta(description="The UIDs of the pods that use it.")]
-    message: Annotated[str, Meta(description="What is wrong with its GPUs.")]
+    message: Annotated[str, Meta(description="What is wrong with its GPUs, or it waits for.")]
     since: Instant
     expires: Instant
     idle_since: Instant
@@ -181,7 +181,11 @@ def _leases(cluster: VisibleCluster) -> Iterator[VisibleObject]:
                 GpuLeaseStatus,
                 view,
                 system="claim" if view.claim else view.dialect,
-                message="; ".join(dict.fromkeys(view.unhealthy_devices.values())),
+                message="; ".join(
+                    filter(
+                        None, dict.fromkeys((*view.unhealthy_devices.values(), view.waiting_text))
+                    )
+                ),
                 since=created,
                 expires=_instant(view.expires_at),
                 idle_since=_instant(view.idle_since),

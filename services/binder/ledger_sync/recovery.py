@@ -147,8 +147,8 @@ class Recovery:
         self.unlisted: dict[tuple[PodUid, NodeName], Lease] = {}
         """Activated leases whose pods are not listed: they may have been bound since."""
         self.lagging: list[Lease] = []
-        """Leases of another size than their pods' annotations, or their agents, have: a resize was
-        in progress."""
+        """Leases of another size than their pods' annotations, or their agents, have, or that wait
+        for a smaller one: a resize was in progress."""
         self._listed: dict[PodUid, BoundPod] = {}
         self._unreported: dict[PodUid, BoundPod] = {}
         for pod in pods:
@@ -181,7 +181,8 @@ class Recovery:
         self._unreported.pop(lease.pod, None)
         if not evidence.is_hearsay:
             written = _lease_of_pod(self._listed[lease.pod])
-            if isinstance(written, Lease) and written.shares != lease.shares:
+            differs = isinstance(written, Lease) and written.shares != lease.shares
+            if differs or evidence.lease.waiting_size is not None:
                 self.lagging.append(evidence.lease)
         yield evidence
 
@@ -196,6 +197,7 @@ class Recovery:
             of_pods = [_lease_of_pod(pod) for pods in page for pod in pods]
             self.problems += [problem for problem in of_pods if isinstance(problem, str)]
             leases = [lease for lease in of_pods if isinstance(lease, Lease)]
+            self.lagging += [lease for lease in leases if lease.waiting_size is not None]
             yield sorted(leases, key=lambda lease: lease.created_at)
 
     def _problem(self, node: NodeName, allocation: Allocation) -> str | None:

@@ -8,7 +8,7 @@ may be repeated.
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.metrics import RESIZES
@@ -27,8 +27,13 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
-from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
-from shared.model.leases.lease import Lease
+from shared.model.events.request_reply import (
+    LimitsReply,
+    LimitsRequest,
+    ResizeReply,
+    ResizeRequest,
+)
+from shared.model.leases.lease import RESIZE_WAITING, Lease, StaleLeaseError, WaitingSize
 from shared.model.leases.lease_copy import ANNOTATION, dump_lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import PodUid
@@ -48,6 +53,8 @@ ABANDONED_S = 3.0
 """A resize that is not finished within this time was left by a binder that cannot finish it."""
 MAX_RETRY_S = 30.0
 """The longest such pause; it doubles up to this."""
+MAX_WAITING_RETRY_S = 15.0
+"""The longest pause while a smaller size waits for less memory in use."""
 BATCH = 16
 ANY_VERSION = 1 << 53
 
@@ -72,6 +79,11 @@ class Resizer:
         For example, `--memory 6Gi` on a GPU with 4 GiB free is refused, with the most that would
         fit.
         """
+        reply = await self._resize(request)
+        RESIZES.labels(reply.outcome).inc()
+        return reply
+
+    async def _resize(self, request: ResizeRequest) -> ResizeReply:
         reply: ResizeReply | None = None
         try:
             for _ in range(MAX_DECISIONS):
@@ -80,9 +92,7 @@ class Resizer:
                     break
         except (UnavailableError, ConflictError) as error:
             reply = _unavailable(f"it is not known whether it was done: {error}")
-        reply = reply or _unavailable("its share changes too often")
-        RESIZES.labels(reply.outcome).inc()
-        return reply
+        return reply or _unavailable("its share changes too often")
 
     async def _try(self, request: ResizeRequest) -> ResizeReply | None:
         """Return None if the lease has moved on meanwhile."""
@@ -105,7 +115,7 @@ class Resizer:
         token = ""
         if change.shrinks:
             limited = await self._limit(change)
-            if isinstance(limited, ResizeReply):
+            if not isinstance(limited, str):
                 return limited
             token = limited
         try:
@@ -124,8 +134,11 @@ class Resizer:
         await self._cancel(change, token)
         return None
 
-    async def _limit(self, change: SizeChange) -> str | ResizeReply:
-        """Return the token of the resize's lock, or why the container's limits stay."""
+    async def _limit(self, change: SizeChange) -> str | ResizeReply | None:
+        """Return the token of the resize's lock, or why the container's limits stay.
+
+        None if the lease has moved on meanwhile.
+        """
         lease = change.lease
         token = await self.ledger.resizes.lock(lease.pod, ttl_s=LOCK_S)
         if token is None:
@@ -142,9 +155,33 @@ class Resizer:
             )
         if not reply.applied:
             await self.ledger.resizes.unlock(lease.pod, token)
-            hint = f"the least is --memory {reply.in_use_mib}Mi now" if reply.in_use_mib else ""
-            return refused(reply.reason, hint)
+            if reply.in_use_mib and all(share.memory == "driver" for share in change.after):
+                return await self._wait(change, reply)
+            return _more_in_use(reply)
         return token
+
+    async def _wait(self, change: SizeChange, limits: LimitsReply) -> ResizeReply | None:
+        """Record the smaller size, which the container gets once less is in use.
+
+        Return None if the lease has moved on meanwhile.
+        """
+        waiting = change.waiting(self.clock.now())
+        if isinstance(waiting, ResizeReply):
+            return waiting
+        if waiting is not change.stored:
+            outcome = await self.ledger.resizes.apply(waiting)
+            if isinstance(outcome, StaleLeaseError):
+                return None
+            if not isinstance(outcome, Lease):
+                return _more_in_use(limits)
+            missing_mib = limits.in_use_mib - change.after[0].memory_mib
+            text = f"{_text(change)} waits until {missing_mib} MiB less are in use: {limits.reason}"
+            self.events.record(event_of(outcome, RESIZE_WAITING, text, warning=False))
+            with contextlib.suppress(UnavailableError):
+                await self.publish([LeaseChanged(lease=outcome)])
+            await self._synchronize(outcome)
+        reply = _reply("waiting", change, ())
+        return replace(reply, after=reply.before, reason=limits.reason)
 
     async def _cancel(self, change: SizeChange, token: str) -> None:
         """Restore the container's limits from its lease; its node also does so after a while."""
@@ -158,6 +195,10 @@ class Resizer:
             )
 
     async def _report(self, change: SizeChange, lease: Lease) -> None:
+        if change.after == change.before:
+            with contextlib.suppress(UnavailableError):
+                await self.publish([LeaseChanged(lease=lease)])
+            return
         self.events.record(event_of(lease, "LeaseResized", _text(change), warning=False))
         self.ledger.freed.set()
         resized = LeaseResized(
@@ -191,7 +232,8 @@ class Resizer:
             if undo and back is not None and is_smaller(back, lease):
                 await self._undo(lease, back, reply.reason)
             return (f"the container's limits: {reply.reason}",)
-        await self.ledger.resizes.set_synced(lease.pod, lease.version)
+        if lease.waiting_size is None:  # else it is tried again as long as it is not synced
+            await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
 
     async def _undo(self, lease: Lease, request: ResizeRequest, reason: str) -> None:
@@ -247,12 +289,29 @@ class Resizer:
             await self.ledger.resizes.set_synced(pod, ANY_VERSION)
             return
         pending = await self._synchronize(lease, undo=True)
+        longest_s = MAX_RETRY_S
+        if not pending and lease.waiting_size is not None:
+            pending = await self._shrink(lease.pod, lease.waiting_size)
+            longest_s = MAX_WAITING_RETRY_S
         if pending:
             _, pause_s = self._retries.get(pod, (0.0, FINISH_S))
-            self._retries[pod] = (self.clock.now() + pause_s, min(2 * pause_s, MAX_RETRY_S))
+            self._retries[pod] = (self.clock.now() + pause_s, min(2 * pause_s, longest_s))
             logger.info(
                 "pod %s/%s was resized; unfinished: %s", lease.namespace, lease.name, pending[0]
             )
+
+    async def _shrink(self, pod: PodUid, size: WaitingSize) -> tuple[str, ...]:
+        """Try the smaller size that a lease waits for; return why it still waits."""
+        request = ResizeRequest(
+            pod=pod,
+            container=size.container,
+            memory_mib=size.memory_mib,
+            cores_percent=size.cores_percent or None,
+        )
+        reply = await self._resize(request)
+        if reply.outcome in ("resized", "unchanged"):
+            return reply.pending
+        return (f"{size.memory_mib} MiB for container {size.container}: {reply.reason}",)
 
 
 def resized_annotations(lease: Lease) -> dict[str, str]:
@@ -261,6 +320,11 @@ def resized_annotations(lease: Lease) -> dict[str, str]:
         **(dialect.resized_annotations(lease) if dialect else {}),
         ANNOTATION: dump_lease(lease),
     }
+
+
+def _more_in_use(limits: LimitsReply) -> ResizeReply:
+    hint = f"the least is --memory {limits.in_use_mib}Mi now" if limits.in_use_mib else ""
+    return refused(limits.reason, hint)
 
 
 def _unavailable(reason: str) -> ResizeReply:
@@ -275,6 +339,9 @@ def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> Resize
     was = size_of(change.before[0])
     now = size_of(change.after[0])
     notes = []
+    withdrawn = change.stored.waiting_size
+    if withdrawn is not None and change.lease.waiting_size is None and was == now:
+        notes.append(f"it does not wait for {withdrawn.memory_mib} MiB any more")
     if was.cores_percent != now.cores_percent:
         cap = f"their cap of {was.cores_percent} %" if was.cores_percent else "no cap"
         notes.append(

@@ -16,7 +16,7 @@ from shared.model.budgets.quota import QuotaExcess
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
-from shared.model.leases.lease import MIB, Lease, LeaseState, Share, ShareSize
+from shared.model.leases.lease import MIB, Lease, LeaseState, Share, ShareSize, WaitingSize
 from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid
 from shared.model.requests.request import SharingPolicy
@@ -34,9 +34,13 @@ def refused(reason: str, hint: str = "") -> ResizeReply:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
     container: str
+    stored: Lease
     lease: Lease
     """With its new shares, and the version that this was decided on."""
-    before: tuple[Share, ...]
+
+    @property
+    def before(self) -> tuple[Share, ...]:
+        return self.stored.shares_of(self.container)
 
     @property
     def after(self) -> tuple[Share, ...]:
@@ -44,7 +48,29 @@ class SizeChange:
 
     @property
     def is_none(self) -> bool:
-        return self.after == self.before
+        return self.after == self.before and self.lease.waiting_size == self.stored.waiting_size
+
+    def waiting(self, now: float) -> Lease | ResizeReply:
+        """Return the lease as it waits for its new size, or why it cannot wait.
+
+        A lease that waits for this size already is the stored one.
+        """
+        size = size_of(self.after[0])
+        earlier = self.stored.waiting_size
+        if earlier is not None and earlier.container != self.container:
+            return refused(
+                f"its container {earlier.container} waits for {earlier.memory_mib} MiB already",
+                "wait for that, or withdraw it by a resize of that container to its present size",
+            )
+        wanted = WaitingSize(
+            container=self.container,
+            memory_mib=size.memory_mib,
+            cores_percent=size.cores_percent,
+            since=now,
+        )
+        if earlier is not None and replace(earlier, since=now) == wanted:
+            return self.stored
+        return structs.replace(self.stored, waiting_size=wanted)
 
     @property
     def shrinks(self) -> bool:
@@ -73,8 +99,13 @@ def decide(
     sized = tuple(
         _sized(share, request) if share.container == container else share for share in lease.shares
     )
+    waiting = lease.waiting_size
+    if waiting is not None and waiting.container == container:
+        waiting = None
     change = SizeChange(
-        container=container, lease=structs.replace(lease, shares=sized), before=shares
+        container=container,
+        stored=lease,
+        lease=structs.replace(lease, shares=sized, waiting_size=waiting),
     )
     return change if change.is_none else next(_unenforceable(lease, change, node, devices), change)
 
@@ -240,10 +271,10 @@ def _unenforceable(
         except RequestError as error:
             yield refused(reason=str(error))
             return
-        if not limited:
+        if not limited and any(share.memory != "driver" for share in change.before):
             yield refused(
                 reason=f"container {change.container} {verb} a share of {lease.dialect} that "
-                "HAMi-core does not enforce",
+                "neither the driver nor HAMi-core enforces",
                 hint="delete the pod, and create it with the new size",
             )
 

@@ -13,7 +13,7 @@ from shared.model.leases.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity
 from shared.model.views.orders import ResizeOrder, ResizeView
 
-EXIT_CODES = {"resized": 0, "unchanged": 0, "refused": 1, "unavailable": 3}
+EXIT_CODES = {"resized": 0, "unchanged": 0, "waiting": 0, "refused": 1, "unavailable": 3}
 
 
 def resize(flags: Resize) -> int:
@@ -56,7 +56,12 @@ def lines(view: ResizeView) -> list[str]:
     before = view.before or after
     container = f"container {view.container} of {view.namespace}/{view.name}"
     gpus = f"GPU {', '.join(map(str, view.devices))} of node {view.node}"
-    if view.outcome == "unchanged":
+    if view.outcome == "waiting":
+        first = (
+            f"{container} keeps {size_text(before)} of {gpus}, and gets its smaller size as soon "
+            f"as no more than that is in use: {view.reason}"
+        )
+    elif view.outcome == "unchanged":
         first = f"{container} has {size_text(after)} of {gpus} already"
     else:
         first = f"{container} has {size_text(after)} of {gpus} now; it had {size_text(before)}"

@@ -1,7 +1,7 @@
 """The explanation why a pod runs on its node, or why it waits; pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +14,7 @@ from shared.dialects.vocabulary import REQUEST_ONE, did_you_mean
 from shared.model.events.pod_events import MUST_WAIT
 from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
-from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
+from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, DeviceUuid, Namespace, PodUid
 from shared.model.quantity import timestamp
 from shared.model.views.gpus import DeviceView, NodeDevices, ShareView
 from shared.model.views.leases import LeaseView
@@ -158,6 +158,8 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         if held:
             yield f"held        {held}"
         yield from _read_back_lines(shares)
+    yield from _lost_lines(lease, devices)
+    yield from _resize_lines(lease)
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
@@ -189,6 +191,25 @@ def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
             percent = read.held_cores_percent
             cores = f" and {percent} % of the cores" if percent else ""
             yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
+
+
+def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> Iterator[str]:
+    """Yield why a device does not offer to new leases any more what holds this one."""
+    reasons: dict[str, None] = {}
+    for share in lease.shares:
+        device = devices.get(share.device)
+        for missing in device.missing if device else ():
+            if missing.name in (share.memory, share.compute):
+                reasons[f"new pods    do not get that of GPU {share.index}: {missing.reason}"] = (
+                    None
+                )
+    yield from reasons
+
+
+def _resize_lines(lease: LeaseView) -> Iterator[str]:
+    if lease.waiting_size is not None:
+        since = timestamp(lease.waiting_size.since)
+        yield f"resize      {lease.waiting_text}; since {since}, tried again every 15 s"
 
 
 def _choice_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
 from shared.model.devices.enforcers import HAMI_CORE_ALONE
+from shared.model.leases.lease import RESIZE_WAITING
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
 from shared.model.views.gpus import DeviceView, GpusView, HeldShare, MeasuredView, ShareView
@@ -83,6 +84,11 @@ def ps(
         leases.add_row(*_lease_row(lease, view.read_at))
     blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace, narrowed)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
+    blocks += [
+        Text(f"{lease.namespace}/{lease.name} {lease.waiting_text}", style="yellow")
+        for lease in view.leases
+        if lease.waiting_size
+    ]
     if view.waiting:
         titles = ("WAITING", "FOR", "START", "REASON")
         waiting = FittedTable(
@@ -225,6 +231,7 @@ def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
     shares = [share for share in lease.shares if not share.init] or list(lease.shares)
     used = [used_texts(share.measured) for share in shares]
     unhealthy = ", on an unhealthy device" if lease.unhealthy_devices else ""
+    waiting = f", {RESIZE_WAITING}" if lease.waiting_size else ""
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
@@ -233,7 +240,7 @@ def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
         _sum_text(memory for memory, _ in used),
         _sum_text(map(cores_text, shares)),
         _sum_text(cores for _, cores in used),
-        f"{lease.state}{unhealthy}{_idle(lease.idle_since, now)}",
+        f"{lease.state}{unhealthy}{waiting}{_idle(lease.idle_since, now)}",
         age(now - lease.created_at),
         "claim" if lease.claim else lease.dialect or "-",
         "-" if lease.ends_by is None else timestamp(lease.ends_by),

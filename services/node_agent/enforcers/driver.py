@@ -52,7 +52,7 @@ class DriverLimits(Enforcer):
         if self.limits.program.missing_reason:
             return self.limits.program.missing_reason
         if gpu.uuid in self.limits.accounting:
-            return ""
+            return self.limits.foreign.reason(gpu.uuid)
         return self.limits.reasons.get(gpu.uuid, NOT_TRIED)
 
     async def find_out(self, gpus: Sequence[Gpu]) -> None:

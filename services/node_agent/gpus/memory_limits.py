@@ -43,10 +43,22 @@ class LimitTarget(Struct, frozen=True, gc=False):
         return f"GPU {self.device}, pod {self.pod}{container}"
 
 
-class DriverAccounting(Struct, frozen=True, gc=False):
+class ForeignLimit(Struct, frozen=True, kw_only=True, gc=False):
+    """A limit that another program has set, as no lease of ours is of that cgroup."""
+
+    cgroup: str
+    hard_bytes: int
+    soft_bytes: int = 0
+    pod: PodUid | None = None
+    """Of the cgroup; None outside of pods."""
+
+
+class DriverAccounting(Struct, frozen=True):
     accounting: Accounting
     agent_limit_mib: int | None = None
     """The limit on the agent itself, which would see a smaller GPU; or None without one."""
+    foreign: tuple[ForeignLimit, ...] = ()
+    """The first ones."""
 
 
 class LimitFault(StrEnum):

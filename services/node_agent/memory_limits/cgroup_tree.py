@@ -5,7 +5,8 @@ does not match exactly one directory is refused, not guessed.
 """
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from services.node_agent.gpus.memory_limits import LimitError, LimitFault
@@ -16,6 +17,11 @@ from shared.model.names import PodUid
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX_LEVELS = 4
 """How deep the kubelet's directory may be: `--cgroup-root`, or a node that is a container."""
+MOST_CGROUPS = 4096
+"""Of a node, that are searched for limits of other programs; those of pods are less deep than
+those that programs make in them."""
+TRIAL = "leasehold-trial"
+"""Begin of the names of cgroups that are made for trials of the driver."""
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(\.slice)?")
 _SLICE = ".slice"
 QOS_CLASSES = ("burstable", "besteffort")
@@ -77,6 +83,18 @@ class CgroupTree:
             )
         return found[0]
 
+    def list_cgroups(self, except_pods: Container[PodUid]) -> Iterator[Path]:
+        """Yield the cgroups below the root, without those of some pods, each after its parent."""
+        directories = deque([self.root])
+        count = 0
+        while directories and count < MOST_CGROUPS:
+            for path in _inner(directories.popleft()):
+                pod, _ = parse_cgroup(f"0::/{path.relative_to(self.root)}")
+                if (pod is None or pod not in except_pods) and not path.name.startswith(TRIAL):
+                    count += 1
+                    directories.append(path)
+                    yield path
+
     def first_gap(self, directory: Path) -> Path | None:
         """Return the first cgroup on the way to a directory that has no `dmem`, or None.
 
@@ -107,12 +125,15 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _list_kubepods(directory: Path, levels: int) -> Iterator[Path]:
+def _inner(directory: Path) -> list[Path]:
     try:
-        inner = sorted(path for path in directory.iterdir() if _is_directory(path))
+        return sorted(path for path in directory.iterdir() if _is_directory(path))
     except OSError:
-        return  # it was removed meanwhile
-    for path in inner:
+        return []  # it was removed meanwhile
+
+
+def _list_kubepods(directory: Path, levels: int) -> Iterator[Path]:
+    for path in _inner(directory):
         if _KUBEPODS.fullmatch(path.name):
             yield path
         elif levels > 1:

@@ -6,17 +6,22 @@ programs as the GPU's size. Nothing here knows a cgroup's path.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
 from services.node_agent.enforcers.enforcer import Difference, HeldLimit, ReadBack
+from services.node_agent.files import replace_file
 from services.node_agent.gpus.memory_limits import (
     Accounting,
+    ForeignLimit,
     LimitError,
     LimitFault,
     LimitTarget,
@@ -24,15 +29,16 @@ from services.node_agent.gpus.memory_limits import (
 )
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.memory_limits.cgroup_tree import parse_process
+from services.node_agent.memory_limits.foreign_limits import ForeignLimits
 from services.node_agent.memory_limits.hook_program import HookProgram
 from services.node_agent.memory_limits.hook_server import HookCall
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.memory_limits.specification import check_variables, read_variables
-from services.node_agent.metrics import LIMIT_HOOKS
+from services.node_agent.metrics import FOREIGN_LIMITS, LIMIT_HOOKS
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.leases.lease import MIB, Share, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -56,6 +62,19 @@ class Wanted(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReadBack(ReadBack):
     differences: tuple[Difference, ...] = ()
+
+
+class LateContainer(msgspec.Struct, frozen=True):
+    """A container whose limit was set after its start, and the key of its entry."""
+
+    target: LimitTarget
+    holder: PodUid
+    container: str
+    resource: str
+
+    @property
+    def key(self) -> tuple[PodUid, str, str]:
+        return self.holder, self.container, self.resource
 
 
 class LimitShortageError(UnavailableError):
@@ -86,6 +105,12 @@ def pod_limits(entries: Iterable[CheckpointEntry], pod: PodUid) -> dict[DeviceUu
                 max(before.fence, fences[booking.device]),
             )
     return wanted
+
+
+def _pod_targets(entries: Sequence[CheckpointEntry]) -> Iterator[tuple[LimitTarget, int]]:
+    for pod in dict.fromkeys(pod for entry in entries for pod in entry.lease.users):
+        for device, wanted in pod_limits(entries, pod).items():
+            yield LimitTarget(device, pod), wanted.fence
 
 
 def fence_of(entry: CheckpointEntry) -> int:
@@ -123,16 +148,20 @@ class ContainerLimits:
         self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
         self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
         """Pods and IDs of containers by holder and container, or request."""
-        self._targets: dict[LimitTarget, int] = {}
-        """With their fences."""
-        self._late: dict[LimitTarget, CheckpointEntry] = {}
-        """Containers with `misc` that lost their limit while they ran."""
+        self._targets = dict(_pod_targets(checkpoint.entries))
+        """With their fences; also of pods that have ended while no agent ran."""
+        self._late_file = program.path.with_name("late-memory-limits.json")
+        self._late = self._load_late()
+        """Containers with `misc` that lost their limit while they ran, and their entries."""
+        self.foreign = ForeignLimits()
         self._logged: set[str] = set()
         self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
         """Devices, and when they were tried."""
 
     async def find_out(self, devices: Iterable[DeviceUuid]) -> None:
-        """Find out for which devices the driver sets limits; each reason is logged once.
+        """Find out for which devices the driver sets limits, and which other programs have set.
+
+        Each reason is logged once.
 
         The same devices are tried again after `TRY_S`: the driver may have been replaced.
         """
@@ -157,6 +186,7 @@ class ContainerLimits:
                 continue
             self.accounting[device] = found.accounting
             self.reasons.pop(device, None)
+            await self._note_foreign(device, found.foreign)
             if found.agent_limit_mib is not None:
                 limits[device] = found.agent_limit_mib
         self.agent_limit_reason = "; ".join(
@@ -164,6 +194,22 @@ class ContainerLimits:
             "be reported as its size: remove the limit on the agent's cgroup, or on one above it"
             for device, limit_mib in limits.items()
         )
+
+    async def _note_foreign(self, device: DeviceUuid, limits: Sequence[ForeignLimit]) -> None:
+        """Keep limits of other programs: of pods without a lease that the driver holds, or none."""
+        own = {
+            pod
+            for entry in self.checkpoint.entries
+            if any(share.device == device for share in limited_shares(entry))
+            for pod in entry.lease.users
+        }
+        foreign = [limit for limit in limits if limit.pod not in own]
+        FOREIGN_LIMITS.labels(device).set(len(foreign))
+        if any(limit.pod is not None for limit in foreign):
+            with contextlib.suppress(LeaseholdError):  # their names are shown later
+                await self._running()
+        for text in self.foreign.replace(device, foreign):
+            logger.warning("%s", text)
 
     # Before the first process
 
@@ -191,10 +237,12 @@ class ContainerLimits:
         Raises LeaseholdError with the reason why it must not start.
         """
         entry = self._entry_of(call)
+        key = call.holder, call.container
         try:
             pod, container_id = await self._identify(call, entry)
             async with self.checkpoint.changing:
                 entry = self.checkpoint.by_key.get(entry.key, entry)
+                self._started.setdefault(key, set()).add((pod, container_id))
                 await self._limit_container(entry, pod, container_id)
         except LeaseholdError as error:
             LIMIT_HOOKS.labels("refused").inc()
@@ -206,16 +254,18 @@ class ContainerLimits:
             )
             raise
         LIMIT_HOOKS.labels("limited").inc()
-        key = call.holder, call.container
         self._refusals.pop(key, None)
-        self._late = {
-            target: of
-            for target, of in self._late.items()
-            if of.key != entry.key or entry.lease.claim is not None
-        }
+        await self._keep_late(
+            {
+                target: of
+                for target, of in self._late.items()
+                if of.key != entry.key or entry.lease.claim is not None
+            }
+        )
         if entry.lease.claim is None:  # earlier runs of the container have ended
-            await self._clear(self._started.pop(key, set()) - {(pod, container_id)}, entry)
-        self._started.setdefault(key, set()).add((pod, container_id))
+            earlier = self._started.pop(key, set()) - {(pod, container_id)}
+            self._started[key] = {(pod, container_id)}
+            await self._clear(earlier, entry)
 
     def _entry_of(self, call: HookCall) -> CheckpointEntry:
         for entry in self.checkpoint.entries:
@@ -278,7 +328,16 @@ class ContainerLimits:
         self._targets[target] = wanted.fence
         if not target.container_id and _equals(await self.setter.get(target), wanted):
             return
-        limit = await self.setter.set(target, fence=wanted.fence, memory_bytes=wanted.memory_bytes)
+        try:
+            limit = await self.setter.set(
+                target, fence=wanted.fence, memory_bytes=wanted.memory_bytes
+            )
+        except LimitError as error:
+            if error.fault is not LimitFault.REFUSED:
+                raise
+            limit = await self.setter.get(target)
+            if limit.used_bytes <= wanted.memory_bytes:
+                raise
         _check_equal(target, limit, wanted)
 
     # Running containers
@@ -319,6 +378,7 @@ class ContainerLimits:
         for pod in entry.lease.users:
             for share in limited_shares(entry):
                 for target, wanted in self._targets_of(entry, share, pod, entries, running):
+                    self._targets[target] = wanted.fence
                     try:
                         limit = await self._read(entry, target)
                     except LimitError as error:
@@ -340,8 +400,27 @@ class ContainerLimits:
         limit = await self.setter.get(target)
         is_misc = self.accounting.get(target.device) is Accounting.MISC
         if limit.is_none and is_misc and target.container_id:
-            self._late[target] = entry
+            await self._keep_late({**self._late, target: entry})
         return limit
+
+    async def _keep_late(self, late: dict[LimitTarget, CheckpointEntry]) -> None:
+        """Record them before their limits are set again: nothing shows then that they were late."""
+        if late.keys() == self._late.keys():
+            return
+        self._late = late
+        targets = [LateContainer(target, *of.key) for target, of in late.items()]
+        try:
+            await asyncio.to_thread(replace_file, self._late_file, msgspec.json.encode(targets))
+        except OSError as error:
+            logger.warning("%s is not writable: %s", self._late_file, error.strerror)
+
+    def _load_late(self) -> dict[LimitTarget, CheckpointEntry]:
+        try:
+            late = msgspec.json.decode(self._late_file.read_bytes(), type=list[LateContainer])
+        except (OSError, *UNDECODABLE):
+            return {}
+        entries = {of.target: self.checkpoint.find(*of.key) for of in late}
+        return {target: entry for target, entry in entries.items() if entry is not None}
 
     def _targets_of(
         self,
@@ -391,7 +470,9 @@ class ContainerLimits:
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
         )
-        return (*self._refusals.values(), *late)
+        listed, _ = self._listed
+        foreign = self.foreign.violations(self.node, listed)
+        return (*self._refusals.values(), *late, *foreign)
 
     def _violation(
         self,
@@ -422,12 +503,9 @@ class ContainerLimits:
         """
         ended = {target: fence for target, fence in self._targets.items() if target.pod not in live}
         for target, fence in ended.items():
-            try:
-                await self.setter.clear(target, fence=fence)
-            except LeaseholdError as error:
-                logger.info("the limit on %s is not cleared: %s", target, error)
-            self._targets.pop(target, None)
-        self._late = {target: entry for target, entry in self._late.items() if target.pod in live}
+            await self._clear_target(target, fence)
+        late = {target: entry for target, entry in self._late.items() if target.pod in live}
+        await self._keep_late(late)
         for key in [key for key in self._started if key[0] not in live]:
             self._started.pop(key)
         for key in [key for key in self._refusals if key[0] not in live]:
@@ -437,11 +515,18 @@ class ContainerLimits:
         for pod, container_id in runs:
             for share in limited_shares(entry):
                 target = LimitTarget(share.device, pod, container_id)
-                fence = self._targets.pop(target, share.fence)
-                try:
-                    await self.setter.clear(target, fence=fence)
-                except LeaseholdError as error:
-                    logger.info("the limit on %s is not cleared: %s", target, error)
+                await self._clear_target(target, self._targets.get(target, share.fence))
+
+    async def _clear_target(self, target: LimitTarget, fence: int) -> None:
+        """Clear a limit, at the end of its pod at the latest; one of a newer lease stays."""
+        self._targets[target] = fence
+        try:
+            await self.setter.clear(target, fence=fence)
+        except LeaseholdError as error:
+            logger.info("the limit on %s is not cleared: %s", target, error)
+            if not (isinstance(error, LimitError) and error.fault is LimitFault.OUTDATED):
+                return
+        self._targets.pop(target, None)
 
 
 def _late(target: LimitTarget) -> str:

@@ -20,6 +20,7 @@ from services.node_agent.gpus.memory_limits import (
     UNLIMITED,
     Accounting,
     DriverAccounting,
+    ForeignLimit,
     LimitError,
     LimitFault,
     LimitTarget,
@@ -27,7 +28,7 @@ from services.node_agent.gpus.memory_limits import (
 )
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.kubelet.cgroups import parse_cgroup
-from services.node_agent.memory_limits.cgroup_tree import CgroupTree
+from services.node_agent.memory_limits.cgroup_tree import CgroupTree, has_dmem
 from services.node_agent.memory_limits.limit_trial import try_limits
 from shared.model.bounds import MOST_MIB
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 MOST_FENCES = 4096
+MOST_FOREIGN = 16
+"""Limits of other programs that are reported of a GPU."""
 _POD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -112,8 +115,39 @@ class LimitSetter:
             logger.info("the driver limits memory of %s by %s", device, accounting)
         limit = await self._limit_of_process(device, agent_pid or os.getpid())
         return DriverAccounting(
-            self._accounting[device], None if limit is None else limit.hard_bytes // MIB
+            self._accounting[device],
+            None if limit is None else limit.hard_bytes // MIB,
+            await self._list_foreign(device),
         )
+
+    async def _list_foreign(self, device: DeviceUuid) -> tuple[ForeignLimit, ...]:
+        """Return limits on cgroups for which none was set here.
+
+        Cgroups of pods whose limits were set here, and those below them, are left out: their limits
+        are compared with leases.
+        """
+        fences = await asyncio.to_thread(self._load)
+        own = {pod for of, pod in map(_parts, fences) if of == device}
+        cgroups = await asyncio.to_thread(lambda: list(self.tree.list_cgroups(own)))
+        limits = await self.driver.list(device, cgroups)
+        is_misc = self._accounting[device] is Accounting.MISC
+        foreign = []
+        for path, limit in limits.items():
+            if limit is None or limit.is_none:
+                continue
+            is_inherited = limit == limits.get(path.parent) if is_misc else not has_dmem(path)
+            if is_inherited:
+                continue
+            pod, _ = parse_cgroup(f"0::/{path.relative_to(self.tree.root)}")
+            foreign.append(
+                ForeignLimit(
+                    cgroup=str(path),
+                    hard_bytes=limit.hard_bytes,
+                    soft_bytes=limit.soft_bytes,
+                    pod=pod,
+                )
+            )
+        return tuple(foreign[:MOST_FOREIGN])
 
     async def _read_back(self, target: LimitTarget, place: _Place) -> MemoryLimit:
         if self._accounting.get(target.device) is Accounting.DMEM:
@@ -169,13 +203,17 @@ class LimitSetter:
 
     def _forget_ended(self) -> None:
         fences = self._load()
-        living = {key: fence for key, fence in fences.items() if self._exists(key)}
+        living = self._living(fences)
         if living != fences:
             self._save(living)
 
+    def _living(self, fences: dict[str, int]) -> dict[str, int]:
+        """Return the fences of pods that have a cgroup."""
+        return {key: fence for key, fence in fences.items() if self._exists(key)}
+
     def _exists(self, key: str) -> bool:
         try:
-            self.tree.pod_directory(PodUid(key.rpartition("/")[2]))
+            self.tree.pod_directory(_parts(key)[1])
         except LeaseholdError:
             return False
         return True
@@ -193,6 +231,8 @@ class LimitSetter:
         return self._fences
 
     def _save(self, fences: dict[str, int]) -> None:
+        if len(fences) > MOST_FENCES:
+            fences = self._living(fences)
         if len(fences) > MOST_FENCES:
             raise UnavailableError(f"there are fences of {MOST_FENCES} pods and GPUs already")
         try:
@@ -224,6 +264,11 @@ class LimitSetter:
             return
         if ".." not in path.parts and path.is_dir():
             yield from (level for level in (path, *path.parents) if self.tree.root in level.parents)
+
+
+def _parts(key: str) -> tuple[DeviceUuid, PodUid]:
+    device, _, pod = key.rpartition("/")
+    return DeviceUuid(device), PodUid(pod)
 
 
 def _inode_of(path: Path) -> int:

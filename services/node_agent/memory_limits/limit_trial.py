@@ -17,12 +17,11 @@ from services.node_agent.gpus.memory_limits import (
     LimitFault,
 )
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
-from services.node_agent.memory_limits.cgroup_tree import CgroupTree, has_dmem
-from shared.model.errors import UnavailableError
+from services.node_agent.memory_limits.cgroup_tree import TRIAL, CgroupTree, has_dmem
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
 TRIAL_BYTES = 1 << 30
-_NAME = "leasehold-trial"
 
 
 async def try_limits(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceUuid) -> Accounting:
@@ -30,6 +29,7 @@ async def try_limits(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceU
 
     Raises LimitError or UnavailableError with the reason, and what to do, if it sets no limits.
     """
+    await _remove_left(driver, tree, device)
     with _own_cgroup(tree.root) as cgroup:
         try:
             before = await driver.get(device, cgroup)
@@ -51,9 +51,24 @@ async def try_limits(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceU
     return accounting
 
 
+async def _remove_left(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceUuid) -> None:
+    """Remove what a partitioner that was killed in a trial has left."""
+    for path in await asyncio.to_thread(lambda: list(tree.root.glob(f"{TRIAL}-*"))):
+        if path == _own_path(tree.root):
+            continue
+        with contextlib.suppress(LeaseholdError):  # with `misc`, the limit would stay
+            await driver.set(device, path, UNLIMITED)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _own_path(root: Path) -> Path:
+    return root / f"{TRIAL}-{os.getpid()}"
+
+
 @contextlib.contextmanager
 def _own_cgroup(root: Path) -> Iterator[Path]:
-    path = root / f"{_NAME}-{os.getpid()}"
+    path = _own_path(root)
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:

@@ -117,6 +117,7 @@ class ViolationReason(StrEnum):
     LIMIT_CHAIN_BROKEN = "GpuLimitChainBroken"
     LIMIT_TOO_LATE = "GpuLimitTooLate"
     LIMIT_REFUSED = "GpuLimitHookRefused"
+    LIMIT_FOREIGN = "GpuLimitForeign"
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]

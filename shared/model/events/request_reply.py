@@ -205,7 +205,8 @@ class ResizeRequest(Event, subject="resize.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeReply(Event, subject="resize.reply.v1"):
     outcome: ShortText
-    """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
+    """`resized`, `unchanged`, `waiting` (for less memory in use), `refused`, or `unavailable` (the
+    same request may succeed later)."""
     reason: MessageText = ""
     hint: MessageText = ""
     container: ContainerText = ""

@@ -117,6 +117,18 @@ class ShareSize:
     cores_percent: Percent
 
 
+RESIZE_WAITING = "ResizeWaiting"
+"""The reason of a lease that waits for a smaller size, in Events and lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingSize(ShareSize):
+    """A smaller size that a container gets as soon as no more memory than that is in use."""
+
+    container: ContainerText
+    since: Seconds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocation:
     generation: GenerationText
@@ -199,7 +211,7 @@ class Booking:
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a lease has from its request, and the ledger only keeps."""
+    """What the ledger only keeps of a lease, most of it from its request."""
 
     name: NameText
     claim: ClaimAllocation | None = None
@@ -213,6 +225,8 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """PersistentVolumeClaims that have to be bound before its pod is."""
     gang_min: Count = 0
     """How many pods of its gang run, or none: `Gang.min_member`. 0 without a gang."""
+    waiting_size: WaitingSize | None = None
+    """Of a container that uses more memory than its new size has."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.model.leases.lease import ClaimAllocation
+from shared.model.leases.lease import RESIZE_WAITING, ClaimAllocation, WaitingSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import Refusal
@@ -29,12 +29,29 @@ class LeaseView(View, frozen=True, kw_only=True):
     """Of its devices, at the latest: its pod has a maximum run time, which has begun."""
     expected_end: float | None = None
     """By what its author, or the run times of pods before it, let expect."""
+    waiting_size: WaitingSize | None = None
+    """The smaller size of a container that uses more."""
     unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
     shares: tuple[ShareView, ...] = ()
 
     @property
     def users(self) -> tuple[PodUid, ...]:
         return (self.pod,) if self.claim is None else self.claim.consumers
+
+    @property
+    def waiting_text(self) -> str:
+        """Which smaller size it waits for, and how much less must be in use; or empty."""
+        size = self.waiting_size
+        if size is None:
+            return ""
+        measured = [share.measured for share in self.shares if share.container == size.container]
+        used = [usage.memory_mib for usage in measured if usage and usage.memory_mib is not None]
+        missing_mib = max(used, default=0) - size.memory_mib
+        missing = f"{missing_mib} MiB less are" if missing_mib > 0 else "less memory is"
+        return (
+            f"{RESIZE_WAITING}: container {size.container} gets {size.memory_mib} MiB when "
+            f"{missing} in use"
+        )
 
     @property
     def idle_since(self) -> float | None:

@@ -17,6 +17,7 @@ from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubelet_api.podresources import api_pb2 as podresources
 from simcluster.apimachinery.objects import Json, at_path, list_at
 from simcluster.kubelet.claims.drivers import ClaimDrivers
+from simcluster.kubelet.containers.cdi_files import read_specifications
 from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.settings import replace_file
@@ -29,7 +30,7 @@ def container_edits(
     """Return what CDI specifications add to a container for devices, or None if nothing.
 
     The part of a container runtime with CDI: https://github.com/cncf-tags/container-device-interface.
-    Hooks are not run. Raises AllocationError for a device that no specification has.
+    Hooks are run by `Cgroups`. Raises AllocationError for a device that no specification has.
     """
     wanted = tuple(dict.fromkeys(names))
     if not wanted:
@@ -60,8 +61,7 @@ def container_edits(
 def _devices(directory: Path) -> dict[str, list[Json]]:
     """Return the edits of each device in a directory, with those that its whole file adds."""
     by_driver: dict[str, list[Json]] = {}
-    for path in sorted(directory.glob("*.json")):
-        specification = msgspec.json.decode(path.read_bytes())
+    for specification in read_specifications(directory):
         common = [specification["containerEdits"]] if "containerEdits" in specification else []
         for device in specification["devices"]:
             name = f"{specification['kind']}={device['name']}"

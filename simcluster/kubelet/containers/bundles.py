@@ -6,7 +6,7 @@ devices the container may open.
 
 import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,20 @@ class Bundles:
         self._directory = directory
 
     def add(
-        self, pod_uid: str, container_id: str, gpus: Iterable[int], *, privileged: bool
+        self,
+        pod_uid: str,
+        container_id: str,
+        gpus: Iterable[int],
+        *,
+        env: Mapping[str, str],
+        privileged: bool,
     ) -> None:
         """Write the bundle of a new container."""
         bundle = self._place(container_id)
         bundle.mkdir(parents=True, exist_ok=True)
         specification = _specification(pod_uid, bundle.name, gpus, privileged=privileged)
+        variables = [f"{name}={value}" for name, value in env.items()]
+        specification["process"] = {"env": variables}
         (bundle / "config.json").write_text(json.dumps(specification))
         (bundle / "init.pid").write_text(_NO_PROCESS)
 

@@ -44,6 +44,7 @@ from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.pods.resizes import allocate_first, needs_resize, resize
+from simcluster.kubelet.programs.cgroups import Cgroups
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
@@ -202,6 +203,7 @@ class PodManager:
         self._old_statuses: dict[str, Json] = {}
         """What `/pods` shows since the API server is away."""
         self._restored = {state.uid: state for state in self._files.load()}
+        self.cgroups = Cgroups(files) if self.settings.cgroups else None
         self.bundles = Bundles(files.bundles)
         self.bundles.retain(
             [
@@ -399,6 +401,8 @@ class PodManager:
         await self._claims.release(uid)
         await self._api.there.wait()
         await asyncio.to_thread(shutil.rmtree, self._volumes / uid, ignore_errors=True)
+        if self.cgroups is not None:
+            await asyncio.to_thread(self.cgroups.remove_pod, uid)
         self.statuses.flush()
         self._remove(worker.pod)
         self.workers.pop(uid, None)
@@ -445,6 +449,8 @@ class PodManager:
         Raises UnmountedError while a volume of the pod cannot be mounted.
         """
         check_claims(pod, self._node, self._store)
+        if self.cgroups is not None:
+            await asyncio.to_thread(self.cgroups.make_pod, pod.uid)
         await self._claims.prepare(pod)
         await self._devices.pre_start(pod, container)
 

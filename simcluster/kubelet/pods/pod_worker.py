@@ -37,6 +37,7 @@ from simcluster.kubelet.containers.container_state import (
 from simcluster.kubelet.containers.container_status import PAST_DEADLINE, phase
 from simcluster.kubelet.containers.volumes import UnmountedError
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.programs.cgroups import Cgroups
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
 from simcluster.kubelet.settings import NodeSettings
@@ -53,6 +54,8 @@ class WorkerHost(Protocol):
     settings: NodeSettings
     processes: NodeProcesses
     bundles: Bundles
+    cgroups: Cgroups | None
+    """None if the node's settings make none."""
     gpu_numbers: GpuNumbers
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
@@ -289,21 +292,29 @@ class PodWorker:
         state.gpus = self._host.gpus_of(self.pod, spec, responses, state.env)
         container_id = f"containerd://{secrets.token_hex(32)}"
         numbers = await asyncio.to_thread(self._host.gpu_numbers.of, state.gpus)
-        self._host.bundles.add(self.pod.uid, container_id, numbers, privileged=spec.privileged)
+        cgroups = self._host.cgroups
+        if cgroups is not None:
+            state.env |= cgroups.environment(self.pod.uid, container_id)
+        self._host.bundles.add(
+            self.pod.uid, container_id, numbers, env=state.env, privileged=spec.privileged
+        )
         state.previous_log, state.log = state.log, ContainerLog()
         self._event(spec, "Pulled", self._host.processes.programs.pulled(spec.image))
         self._event(spec, "Created", f"Container created: {spec.name}")
         try:
+            if cgroups is not None:
+                names = [device.name for answer in responses for device in answer.cdi_devices]
+                await cgroups.create(self.pod.uid, container_id, names)
             run_for_s = await self._run(spec, state, container_id)
         except StartError as error:
             text = f"failed to create containerd task: {error}"
             self._host.event(self.pod, "Warning", "Failed", f"Error: {text}", spec.name)
             state.set_unstartable(container_id, time.time(), text)
-            self._host.bundles.remove(container_id)
+            self._remove(container_id)
             self._changed()
             return
         except BaseException:
-            self._host.bundles.remove(container_id)
+            self._remove(container_id)
             raise
         now = time.time()
         state.set_running(container_id, now, None if run_for_s is None else now + run_for_s)
@@ -336,8 +347,13 @@ class PodWorker:
         state = self.state.containers[spec.name]
         if state.phase is ContainerPhase.RUNNING:
             state.set_terminated(exit_code, time.time())
-            self._host.bundles.remove(state.container_id)
+            self._remove(state.container_id)
             self._changed()
+
+    def _remove(self, container_id: str) -> None:
+        self._host.bundles.remove(container_id)
+        if self._host.cgroups is not None:
+            self._host.cgroups.remove(self.pod.uid, container_id)
 
     async def _stop_containers(self) -> None:
         running = [

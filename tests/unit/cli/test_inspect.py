@@ -18,7 +18,9 @@ from services.cli.inspect import render
 from services.cli.terminal import print_document, print_text
 from shared.model.bounds import printable_lines
 from shared.model.devices.device import DeviceUse, Hardware, XidEvent
+from shared.model.devices.enforcers import MissingEnforcer
 from shared.model.devices.node import CORDON_PREFIX
+from shared.model.leases.lease import WaitingSize
 from shared.model.leases.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.requests.placement import Refusal
@@ -241,6 +243,36 @@ def test_an_unhealthy_device_and_its_leases_are_marked() -> None:
     assert "XidError" not in drawn(render.ps(cluster.leases("nowhere")))
     assert leases.leases[0].unhealthy_devices == {GPU: sick.fault}
     assert any("UNHEALTHY: cordoned" in line for line in explained(POD, cluster).lines)
+
+
+def test_a_lease_that_waits_for_a_smaller_size_is_marked_with_what_is_missing() -> None:
+    (share,) = LEASE.shares
+    size = WaitingSize(container=share.container, memory_mib=1_000, cores_percent=30, since=880.0)
+    waiting = structs.replace(LEASE, waiting_size=size)
+    cluster = cluster_of(replace(NODE, leases=(waiting,)), measured=[MEASURED])
+    text = f"ResizeWaiting: container {share.container} gets 1000 MiB when 200 MiB less are in use"
+
+    listed = drawn(render.ps(cluster.leases()), 200)
+
+    assert "active, ResizeWaiting" in listed
+    assert f"{LEASE.namespace}/{LEASE.name} {text}" in listed
+    (line,) = (line for line in explained(POD, cluster).lines if line.startswith("resize"))
+    assert line == f"resize      {text}; since 1970-01-01T00:14:40Z, tried again every 15 s"
+    unmeasured = cluster_of(replace(NODE, leases=(waiting,))).leases()
+    assert "when less memory is in use" in unmeasured.leases[0].waiting_text
+
+
+def test_explain_shows_why_a_gpu_does_not_offer_any_more_what_holds_a_lease() -> None:
+    missing = (MissingEnforcer("driver", "another program limits memory"),)
+    (share,) = LEASE.shares
+    held = structs.replace(LEASE, shares=(structs.replace(share, memory="driver"),))
+    ((_, use),) = NODE.node.devices
+    devices = ((replace(DEVICE, missing=missing), use),)
+    node = replace(NODE, node=replace(NODE.node, devices=devices), leases=(held,))
+    line = "new pods    do not get that of GPU 2: another program limits memory"
+
+    assert line in explained(POD, cluster_of(node)).lines
+    assert line not in explained(POD, cluster_of(replace(node, leases=(LEASE,)))).lines
 
 
 def test_usage_is_shown_beside_each_lease() -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 T = TypeVar("T")
+BATCH = 64
+"""Limits that are read in one call, for which others wait."""
 
 FAULTS = {
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (LimitFault.TOO_OLD, TOO_OLD),
@@ -58,6 +60,20 @@ class NvmlMemoryLimits:
     async def get(self, device: DeviceUuid, cgroup: Path) -> MemoryLimit:
         return await self._call(device, lambda: _get(device, cgroup))
 
+    async def list(
+        self, device: DeviceUuid, cgroups: Sequence[Path]
+    ) -> dict[Path, MemoryLimit | None]:
+        """Return the limits of cgroups, as `get` reads them; None where there is none.
+
+        Those that were removed meanwhile are left out. Limits of containers that start may be set
+        between two `BATCH`.
+        """
+        limits: dict[Path, MemoryLimit | None] = {}
+        for first in range(0, len(cgroups), BATCH):
+            batch = cgroups[first : first + BATCH]
+            limits |= await self._call(device, functools.partial(_list, device, batch))
+        return limits
+
     async def _call(self, device: DeviceUuid, function: Callable[[], T]) -> T:
         call = functools.partial(with_nvml, lambda: self._checked(function))
         result: T = await self._calls.call_next(device, call, lambda: self.timeout_s)
@@ -89,6 +105,19 @@ def _get(device: DeviceUuid, cgroup: Path) -> MemoryLimit:
         soft_bytes=int(limits.softLimit),
         used_bytes=int(limits.currentUsed),
     )
+
+
+def _list(device: DeviceUuid, cgroups: Iterable[Path]) -> dict[Path, MemoryLimit | None]:
+    limits: dict[Path, MemoryLimit | None] = {}
+    for cgroup in cgroups:
+        try:
+            limits[cgroup] = _get(device, cgroup)
+        except LimitError as error:
+            if error.fault is LimitFault.NOT_SUPPORTED:  # misc: there is none up to the root
+                limits[cgroup] = None
+            elif error.fault is not LimitFault.NO_CGROUP:
+                raise
+    return limits
 
 
 def _handle(device: DeviceUuid) -> Any:

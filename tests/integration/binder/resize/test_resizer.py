@@ -10,7 +10,13 @@ from services.binder.resize import resizer
 from services.binder.resize.resizer import resized_annotations
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
-from shared.model.leases.lease import Lease, LeaseState, ShareSize, StaleLeaseError
+from shared.model.leases.lease import (
+    Lease,
+    LeaseState,
+    ShareSize,
+    StaleLeaseError,
+    WaitingSize,
+)
 from shared.model.leases.lease_copy import load_lease
 from shared.model.leases.ledger import NoCapacity
 from shared.model.names import PodUid
@@ -143,6 +149,83 @@ async def test_less_than_the_memory_in_use_is_refused_with_the_figure(at: World)
     assert (await at.leases())[UID].shares == HELD.shares
     assert not await is_locked(at)
     assert (await resize(at, 800)).outcome == "resized"
+
+
+@pytest.fixture
+async def held_by_driver(at: World) -> World:
+    """The same, whose memory the driver holds, and which uses 800 MiB."""
+    await at.ledger.release([UID], reason="it is restored with another share")
+    share = structs.replace(HELD.shares[0], memory="driver", mode="driver")
+    await at.restore(structs.replace(HELD, shares=(share,), version=HELD.version + 9))
+    at.agents.in_use_mib = 800
+    return at
+
+
+async def test_a_smaller_size_than_the_driver_can_set_waits_until_less_is_in_use(
+    held_by_driver: World,
+) -> None:
+    at = held_by_driver
+
+    waits = await resize(at, 500)
+
+    waiting = (await at.leases())[UID]
+    assert (waits.outcome, waits.reason) == ("waiting", "800 MiB are in use")
+    assert (waits.before, waits.after) == (WAS, WAS)
+    assert waiting.shares[0].memory_mib == 1_000
+    assert waiting.waiting_size == WaitingSize(
+        container="c", memory_mib=500, cores_percent=10, since=at.clock.now()
+    )
+    assert annotated(at).waiting_size == waiting.waiting_size, "a rebuild of the ledger has it"
+    assert not await is_locked(at)
+    assert (await resize(at, 500)).outcome == "waiting"
+    assert (await at.leases())[UID].version == waiting.version
+    async with running(at.binder.events.write_events):
+        await until(lambda: at.pods.events)
+    (event,) = at.pods.events.values()
+    assert event["reason"] == "ResizeWaiting"
+    assert "1000 to 500 MiB" in event["message"]
+    assert "300 MiB less are in use" in event["message"]
+
+    for _ in range(9):
+        at.clock.advance(20)
+        await at.binder.resizer.finish_resizes()
+    assert (await at.leases())[UID].version == waiting.version, "a try that fails writes nothing"
+    at.agents.in_use_mib = 500
+    at.clock.advance(resizer.MAX_WAITING_RETRY_S + 0.1)
+    await at.binder.resizer.finish_resizes()
+
+    resized = (await at.leases())[UID]
+    assert (resized.shares[0].memory_mib, resized.waiting_size) == (500, None)
+    assert annotated(at).shares == resized.shares
+    assert annotated(at).waiting_size is None
+    await at.binder.resizer.finish_resizes()
+    assert not await unsynced(at)
+
+
+async def test_a_resize_to_the_present_size_withdraws_a_waiting_one(
+    held_by_driver: World,
+) -> None:
+    at = held_by_driver
+    await resize(at, 500)
+
+    reply = await resize(at, 1_000)
+
+    assert reply.outcome == "resized"
+    assert reply.notes == ("it does not wait for 500 MiB any more",)
+    assert (await at.leases())[UID].waiting_size is None
+    assert not await unsynced(at)
+    assert not any(isinstance(event, LeaseResized) for event in at.bus.published)
+
+
+async def test_another_binder_goes_on_with_a_waiting_size(held_by_driver: World) -> None:
+    at = held_by_driver
+    await resize(at, 500)
+    at.binder.resizer._retries.clear()
+    at.agents.in_use_mib = 0
+
+    await at.binder.resizer.finish_resizes()
+
+    assert (await at.leases())[UID].shares[0].memory_mib == 500
 
 
 async def test_a_lease_does_not_shrink_while_its_agent_is_silent(at: World) -> None:

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from msgspec import structs
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
 from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.enforcers.enforcer import Difference
-from services.node_agent.gpus.inventory import Gpu, SharingConfig
-from services.node_agent.gpus.memory_limits import Accounting, LimitError
+from services.node_agent.gpus.memory_limits import Accounting, LimitError, LimitTarget
 from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.memory_limits import limit_setter
 from services.node_agent.memory_limits.container_limits import (
     ContainerLimits,
     LimitShortageError,
@@ -29,7 +30,7 @@ from services.node_agent.memory_limits.hook_server import ContainerState, HookCa
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.leases.lease import Lease, Share
+from shared.model.leases.lease import ClaimAllocation, Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.integration.node_agent.memory_limits.conftest import (
     DEVICE,
@@ -167,62 +168,6 @@ async def reasons(limits: ContainerLimits) -> list[str]:
     return [difference.reason for difference in await audit(limits)]
 
 
-# What the driver offers
-
-
-def gpu_of(uuid: str = GPU.uuid) -> Gpu:
-    return Gpu(uuid=DeviceUuid(uuid), index=0, model="A100", memory_mib=16_384)
-
-
-async def test_it_is_offered_from_r615_on_and_the_reason_names_it(
-    containers: Containers, caplog: pytest.LogCaptureFixture
-) -> None:
-    containers.node.driver.limit_cgroups("none")
-    caplog.set_level("INFO")
-    old = DriverLimits(containers.limits())
-    for _ in range(3):
-        await old.find_out([gpu_of()])
-        old.limits._tried = (frozenset(), 0.0)  # type: ignore[union-attr]
-    assert "older than R615" in old.missing(gpu_of(), SharingConfig())
-    assert sum("older than R615" in message for message in caplog.messages) == 1
-
-    containers.node.driver.limit_cgroups("dmem")
-    new = DriverLimits(containers.limits())
-    await new.find_out([gpu_of()])
-    assert new.missing(gpu_of(), SharingConfig()) == ""
-
-
-async def test_a_driver_that_was_replaced_by_an_older_one_is_not_offered(
-    containers: Containers,
-) -> None:
-    enforcer = DriverLimits(containers.limits())
-    await enforcer.find_out([gpu_of()])
-    assert enforcer.missing(gpu_of(), SharingConfig()) == ""
-
-    containers.node.driver.limit_cgroups("none")
-    enforcer = DriverLimits(containers.limits())
-    await enforcer.find_out([gpu_of()])
-
-    assert "older than R615" in enforcer.missing(gpu_of(), SharingConfig())
-
-
-async def test_an_agent_that_is_limited_itself_is_not_ready(containers: Containers) -> None:
-    setter = containers.node.setter()
-    container = containers.node.make_container(OTHER_POD)
-    containers.node.driver.set_limit(GPU, container, 4 * GIB)
-    containers.node.add_process(70, f"/{container.relative_to(containers.node.tree.root)}")
-    limits = containers.limits()
-
-    async def accounting(device: DeviceUuid) -> Any:
-        return await setter.accounting(device, agent_pid=70)
-
-    limits.setter.accounting = accounting  # type: ignore[method-assign]
-    enforcer = DriverLimits(limits)
-    await enforcer.find_out([gpu_of()])
-
-    assert "limits this agent itself to 4096 MiB" in enforcer.unready_reason()
-
-
 # Before the first process
 
 
@@ -330,6 +275,54 @@ async def test_a_call_that_does_not_fit_sets_no_limit_and_is_reported_once(
     assert limits.findings == ()
 
 
+async def test_a_container_does_not_start_if_one_of_its_gpus_has_another_limit(
+    containers: Containers,
+) -> None:
+    """Each GPU is read back: the driver ignores a limit below what is in use."""
+    containers.node.driver.create(GPU, SECOND)
+    limits = containers.limits()
+    second: dict[str, Any] = {"device": DeviceUuid(SECOND.uuid), "index": 1}
+    lease = driver_lease(driver_share(2000), driver_share(1000, **second))
+    (entry,) = await containers.give(lease)
+    state = containers.create()
+    own = containers.path(container_id=ID)
+    load = containers.node.load(own)
+    assert "ok" in load.do("device 1")
+    assert load.fits("3g")
+
+    with pytest.raises(LimitShortageError, match=SECOND.uuid):
+        await limits.start_container(call_of(entry, state))
+
+    load.kill()
+    await limits.start_container(call_of(entry, state))
+    assert containers.node.limits(SECOND) == {containers.path(): 1000 * MIB, own: 1000 * MIB}
+
+
+async def test_a_prepared_claim_has_the_limit_of_its_pod_or_is_not_prepared(
+    containers: Containers,
+) -> None:
+    """NodePrepareResources comes when the pod's cgroup exists, and before any container does."""
+    enforcer = DriverLimits(containers.limits())
+    claim = ClaimAllocation(generation="g", consumers=(OTHER_POD,))
+    lease = structs.replace(driver_lease(driver_share(2000)), claim=claim)
+    entry = entry_of(lease, container="main")
+
+    with pytest.raises(UnavailableError, match="has no cgroup"):
+        await enforcer.prepare(entry, starting=False, new=True)
+    assert containers.node.limits() == {}
+    containers.node.tree.make_pod(OTHER_POD)
+    await enforcer.prepare(entry, starting=False, new=True)
+
+    assert containers.node.limits() == {containers.path(OTHER_POD): 2000 * MIB}
+    shared = replace(claim, consumers=(POD, OTHER_POD))
+    with pytest.raises(RequestError, match="used by 2 pods"):
+        await enforcer.prepare(
+            entry_of(structs.replace(lease, claim=shared), container="main"),
+            starting=False,
+            new=True,
+        )
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
@@ -417,18 +410,21 @@ async def test_limits_that_a_reboot_of_the_driver_lost_are_set_again_by_a_new_ag
     assert limits.findings == ()
 
 
+@pytest.mark.parametrize("of_pod", [False, True])
 async def test_a_gap_on_the_way_to_a_container_is_reported_with_its_directory(
-    containers: Containers,
+    containers: Containers, *, of_pod: bool
 ) -> None:
     limits = containers.limits()
     await limits.find_out([DEVICE])
     await containers.run(limits, driver_lease(driver_share(2000)))
-    containers.node.tree.enable(containers.path(), "cpu")
+    above = containers.path().parent if of_pod else containers.path()
+    containers.node.tree.enable(above, "cpu")
 
-    (difference,) = await audit(limits)
+    differences = await audit(limits)
 
-    assert difference.reason == "GpuLimitChainBroken"
-    assert str(containers.path(container_id=ID)) in difference.text
+    assert {found.reason for found in differences} == {"GpuLimitChainBroken"}
+    gap = containers.path() if of_pod else containers.path(container_id=ID)
+    assert all(f"cgroup {gap} has no files" in found.text for found in differences)
 
 
 async def test_a_driver_that_sets_nothing_any_more_is_reported(containers: Containers) -> None:
@@ -455,13 +451,10 @@ async def test_a_resize_changes_pod_and_container_and_never_falls_below_the_use(
     load = containers.node.load(own)
     assert load.fits("3g")
     (small,) = await containers.give(driver_lease(driver_share(1000)))
-    with pytest.raises((LimitShortageError, LimitError)):
+    with pytest.raises(LimitShortageError, match="MiB are in use") as caught:
         await limits.resize(small)
-    assert containers.node.limits()[own] == 4000 * MIB
-    if accounting is Accounting.DMEM:
-        with pytest.raises(LimitShortageError, match="MiB are in use") as caught:
-            await limits.resize(small)
-        assert caught.value.used_mib == 3 * 1024 + 256
+    assert caught.value.used_mib == 3 * 1024 + 256
+    assert containers.node.limits() == {containers.path(): 4000 * MIB, own: 4000 * MIB}
     load.kill()
 
     await audit(limits)  # less is in use now
@@ -516,6 +509,38 @@ async def test_two_hundred_containers_are_compared_within_two_calls_each(
 
 
 # After its end
+
+
+async def test_a_thousand_leases_that_came_and_went_leave_nothing(
+    containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limit_setter, "MOST_FENCES", 100)
+    limits = containers.limits()
+    await containers.run(limits, driver_lease(driver_share(500), pod=OTHER_POD), OTHER_ID)
+    before = containers.node.limits()
+    for number in range(1000):
+        pod = PodUid(f"{number:08x}-4e5f-6071-8293-a4b5c6d7e8f9")
+        entry = entry_of(driver_lease(driver_share(10), pod=pod))
+        directory = containers.node.tree.make_pod(pod)
+        await limits.limit_pods(entry)
+        if number % 100 == 0:  # the others end before a container is made
+            await containers.checkpoint.save(entry)
+            state = containers.create(pod, f"{number:064x}")
+            await limits.start_container(call_of(entry, state))
+            assert len(containers.node.limits()) == 4
+            await containers.checkpoint.forget([pod])
+        await limits.end({OTHER_POD})
+        shutil.rmtree(directory)
+
+    assert containers.node.limits() == before
+    assert set(containers.node.driver.soft_limits(GPU).values()) == {0}
+    await limits.end({OTHER_POD})
+    assert limits._targets.keys() == {
+        LimitTarget(DEVICE, OTHER_POD),
+        LimitTarget(DEVICE, OTHER_POD, OTHER_ID),
+    }
+    fences = json.loads((containers.node.root / "fences.json").read_text())
+    assert len(fences) <= 100
 
 
 @BOTH

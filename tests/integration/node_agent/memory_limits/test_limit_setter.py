@@ -16,6 +16,7 @@ from services.node_agent.gpus.memory_limits import (
     UNLIMITED,
     Accounting,
     DriverAccounting,
+    ForeignLimit,
     LimitError,
     LimitFault,
     LimitTarget,
@@ -62,6 +63,49 @@ async def test_a_driver_that_has_misc_although_the_kernel_has_dmem_is_found(
     assert "dmem" in (node.tree.root / "cgroup.controllers").read_text()
 
     assert (await node.setter().accounting(DEVICE)).accounting is Accounting.MISC
+
+
+@BOTH
+async def test_limits_that_other_programs_have_set_are_found_and_stay(
+    node: LimitedNode, accounting: Accounting
+) -> None:
+    node.driver.create(GPU, gpu(2))
+    node.driver.limit_cgroups(accounting)
+    own = node.make_container()
+    pod = node.make_container(OTHER_POD).parent
+    service = node.tree.make("system.slice/game.service/inner").parent
+    setter = node.setter()
+    await setter.set(POD_TARGET, fence=1, memory_bytes=4096 * MIB)
+    await setter.set(TARGET, fence=1, memory_bytes=2048 * MIB)
+    assert (await setter.accounting(DEVICE)).foreign == ()
+    node.driver.set_limit(GPU, own, 8 * GIB)  # compared with its lease
+    node.driver.set_limit(GPU, pod, 4 * GIB)
+    node.driver.set_limit(GPU, service, "max", 3 * GIB)
+    before = node.limits()
+
+    foreign = (await node.setter().accounting(DEVICE)).foreign
+
+    assert foreign == (
+        ForeignLimit(cgroup=str(service), hard_bytes=UNLIMITED, soft_bytes=3 * GIB),
+        ForeignLimit(cgroup=str(pod), hard_bytes=4 * GIB, pod=OTHER_POD),
+    )
+    assert node.limits() == before
+    assert (await setter.accounting(DeviceUuid(gpu(2).uuid))).foreign == ()
+
+
+@BOTH
+async def test_what_a_partitioner_that_was_killed_in_a_trial_left_is_removed(
+    node: LimitedNode, accounting: Accounting
+) -> None:
+    node.driver.limit_cgroups(accounting)
+    left = node.tree.root / "leasehold-trial-1"
+    left.mkdir()
+    node.driver.set_limit(GPU, left, GIB)
+
+    assert (await node.setter().accounting(DEVICE)).foreign == ()
+
+    assert node.limits() == {}
+    assert not left.exists()
 
 
 async def test_before_r615_the_reason_names_it(node: LimitedNode) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.binder.ledger_sync.recovery import Recovery
-from shared.model.leases.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share, WaitingSize
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease
@@ -61,6 +61,19 @@ def test_a_lease_has_the_slot_of_its_agent_and_the_smaller_size_in_a_new_version
     assert (found.lease.shares, found.lease.version) == (shares, version)
     assert bool(recovery.lagging) is lags
     assert recovery.problems == []
+
+
+def test_a_lease_that_waits_for_a_smaller_size_is_resized_by_a_binder_after_a_rebuild() -> None:
+    size = WaitingSize(container="c", memory_mib=500, cores_percent=10, since=1.0)
+    waiting = structs.replace(KNOWN, waiting_size=size)
+    other = structs.replace(lease("p2"), waiting_size=size)
+    recovery = Recovery([bound(waiting), bound(other), bound(lease("p3"))])
+
+    [reported] = recovery.add_reports({KNOWN.node: (activation(KNOWN),)})
+    [_] = recovery.annotated()
+
+    assert reported.lease.waiting_size == size
+    assert [lagging.name for lagging in recovery.lagging] == ["p1", "p2"]
 
 
 def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> None:

@@ -21,6 +21,7 @@ from shared.model.leases.lease import (
     RequestedUnits,
     Share,
     ShareSize,
+    WaitingSize,
 )
 from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid, PodUid
@@ -72,6 +73,43 @@ def test_memory_and_cores_change_alone_or_together() -> None:
         assert now.requested_size == ShareSize(memory_mib=4_000, cores_percent=20)
         assert change.shrinks == (size[0] < 4_000)
         assert change.lease.version == before.version
+
+
+def test_what_the_driver_holds_is_resized_without_the_library() -> None:
+    held: dict[str, Any] = {"memory": "driver", "compute": "none", "mode": "driver"}
+    before = running(share(memory_mib=4_000, cores_percent=0, **held))
+
+    (now,) = assert_changed(before, resize_to(2_001)).after
+
+    assert (now.memory_mib, now.memory) == (2_001, "driver")
+    unheld = structs.replace(before.shares[0], memory="none")
+    reason, _ = assert_refused(running(unheld, dialect="volcano-gpushare"), resize_to(2_000))
+    assert "neither the driver nor HAMi-core enforces" in reason
+
+
+def test_one_container_of_a_pod_waits_for_a_smaller_size() -> None:
+    size = {"memory_mib": 1_000, "cores_percent": 20}
+    of_a = WaitingSize(container="a", since=1.0, **size)
+    before = running(
+        *(share(container=name, memory_mib=4_000, cores_percent=20) for name in "ab"),
+        waiting_size=of_a,
+    )
+
+    again = assert_changed(before, resize_to(1_000, container="a")).waiting(9.0)
+    other = assert_changed(before, resize_to(1_000, container="b"))
+    least = assert_changed(before, resize_to(999, container="a")).waiting(9.0)
+
+    assert again == before
+    assert isinstance(least, Lease)
+    assert least.waiting_size == WaitingSize(
+        container="a", memory_mib=999, cores_percent=20, since=9.0
+    )
+    assert least.shares == before.shares
+    assert other.lease.waiting_size == of_a
+    refusal = other.waiting(9.0)
+    assert isinstance(refusal, ResizeReply)
+    assert "container a waits for 1000 MiB already" in refusal.reason
+    assert assert_changed(before, resize_to(4_000, container="a")).lease.waiting_size is None
 
 
 def test_the_same_size_is_no_change_and_the_requested_size_clears_the_former_one() -> None:
@@ -142,7 +180,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         (
             running(share(memory_mib=4_000), dialect="volcano-gpushare"),
             resize_to(2_000),
-            "HAMi-core does not enforce",
+            "neither the driver nor HAMi-core enforces",
             "delete the pod",
         ),
         (running(dialect="klingon"), resize_to(2_000), "how its GPU was requested: 'klingon'", ""),
@@ -183,7 +221,9 @@ def test_koordinators_units_and_annotation_follow() -> None:
     written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
     reason, _ = assert_refused(before, resize_to(V100_MIB))
-    assert "would have a share of koordinator that HAMi-core does not enforce" in reason
+    assert (
+        "would have a share of koordinator that neither the driver nor HAMi-core enforces" in reason
+    )
 
 
 def full(code: str, **fields: Any) -> NoCapacity:

@@ -69,8 +69,8 @@ def test_the_node_agent_reads_the_bundles(tmp_path: Path) -> None:
     bundles = Bundles(tmp_path)
     some = f"containerd://{'a' * 64}"
     other = "b" * 64
-    bundles.add(POD, some, [0, 3], privileged=False)
-    bundles.add(POD, other, [], privileged=True)
+    bundles.add(POD, some, [0, 3], env={"A": "b"}, privileged=False)
+    bundles.add(POD, other, [], env={}, privileged=True)
 
     devices = {
         name: read_bundle(path / name, tmp_path) for name, path in list_bundles([tmp_path]).items()

@@ -1,0 +1,132 @@
+"""Sizes of running containers whose memory the driver holds: an agent replies, its driver sets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from msgspec import structs
+
+from services.node_agent.gpus.memory_limits import Accounting
+from shared.model.events.request_reply import LimitsReply, LimitsRequest
+from shared.model.leases.lease import MIB, Lease, LeaseState, ShareSize
+from simcluster.gpu_driver.control import VARIABLE, control
+from simcluster.kubelet.programs.cgroups import VARIABLE as CGROUP
+from tests.support.gpu_driver import GpuDriver
+from tests.support.node_agent.agent import OneNodeCluster, share
+from tests.support.node_agent.mixed_node import driver_limits, limited_cluster
+from tests.support.node_agent.regions import limit_mib
+from tests.support.waiting import until
+
+HELD: dict[str, Any] = {"memory": "driver", "compute": "hami-core", "mode": "driver"}
+BOTH = pytest.mark.parametrize("accounting", list(Accounting))
+
+
+@asynccontextmanager
+async def pod_of(hook: Path, accounting: str) -> AsyncIterator[tuple[OneNodeCluster, Lease]]:
+    """Run a pod that has 4,000 MiB by the driver, and 10 % of the cores by HAMi-core."""
+    async with limited_cluster("1xT4", hook, accounting) as cluster:
+        lease = await cluster.run_pod("one", share(0, 4_000, **HELD))
+        lease = cluster.ledger.grant(structs.replace(lease, state=LeaseState.ACTIVE, version=3))
+        await cluster.push_lease(lease)
+        yield cluster, lease
+
+
+def sized(lease: Lease, mib: int) -> Lease:
+    shares = (structs.replace(lease.shares[0], memory_mib=mib),)
+    return structs.replace(lease, shares=shares, version=lease.version + 1, resized_at=1.0)
+
+
+async def request(cluster: OneNodeCluster, lease: Lease, resize_id: str = "") -> LimitsReply:
+    assert cluster.agent is not None
+    return await cluster.agent.update_limits(
+        LimitsRequest(node=cluster.agent.route, lease=lease, resize_id=resize_id)
+    )
+
+
+def held_mib(cluster: OneNodeCluster) -> set[int]:
+    """Return the limits of the pod and its container, in MiB."""
+    return {amount // MIB for amount in driver_limits(cluster).values()}
+
+
+@BOTH
+async def test_less_than_is_in_use_is_not_set_until_less_is_in_use(
+    driver_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounting: Accounting
+) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    async with pod_of(tmp_path / "hook", accounting) as (cluster, lease):
+        driver = GpuDriver(folder=driver_folder, state=cluster.node.kubelet.files.gpu_state)
+        load = driver.load(**{CGROUP: cluster.env("one")[CGROUP]})
+        assert load.fits("3g")
+
+        refused = await request(cluster, sized(lease, 2_000), "first")
+
+        assert not refused.applied
+        assert refused.in_use_mib >= 3 * 1024
+        assert held_mib(cluster) == {4_000}
+        assert cluster.agent is not None
+        (entry,) = cluster.agent.checkpoint.entries
+        assert (entry.lease.shares, entry.lowered) == (lease.shares, None)
+        assert limit_mib(cluster.region_of(lease)) == 4_000
+        load.kill()
+
+        smaller = await request(cluster, sized(lease, 2_000), "second")
+
+        assert smaller.applied, smaller.reason
+        assert held_mib(cluster) == {2_000}
+        assert limit_mib(cluster.region_of(lease)) == 2_000
+        driver.close()
+
+
+@BOTH
+async def test_more_that_the_driver_does_not_set_is_given_back(
+    driver_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounting: Accounting
+) -> None:
+    assert driver_folder.is_dir()
+    monkeypatch.setenv(VARIABLE, "")
+    async with pod_of(tmp_path / "hook", accounting) as (cluster, lease):
+        state = cluster.node.kubelet.files.gpu_state
+        larger = cluster.ledger.grant(sized(lease, 6_000))
+        await cluster.push_lease(larger)
+        control(state, "limits-error", str(pynvml.NVML_ERROR_UNKNOWN))
+
+        reply = await request(cluster, larger)
+
+        assert not reply.applied
+        assert reply.kept == ShareSize(memory_mib=4_000, cores_percent=10)
+        assert cluster.agent is not None
+        (entry,) = cluster.agent.checkpoint.entries
+        assert entry.lease.shares[0].memory_mib == 4_000
+        control(state, "limits-error", "0")
+        assert held_mib(cluster) == {4_000}
+
+        assert (await request(cluster, larger)).applied
+        assert held_mib(cluster) == {6_000}
+        assert limit_mib(cluster.region_of(lease)) == 6_000
+
+
+async def test_the_driver_and_hami_core_have_equal_limits_and_a_difference_is_repaired(
+    driver_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert driver_folder.is_dir()
+    monkeypatch.setenv(VARIABLE, "")
+    async with pod_of(tmp_path / "hook", "dmem") as (cluster, lease):
+        agent = cluster.agent
+        assert agent is not None
+        await agent.usage.audit.audit()
+        assert not agent.usage.audit.violations
+        own = cluster.env("one")[CGROUP]
+        state = cluster.node.kubelet.files.gpu_state
+        control(state, "limit", lease.shares[0].device, own, "0", str(9_000 * MIB))
+
+        await agent.usage.audit.audit()
+
+        (violation,) = agent.usage.audit.violations
+        assert violation.reason == "GpuLimitDiffers"
+        assert "9000 MiB" in violation.message
+        assert "4000 MiB" in violation.message
+        assert held_mib(cluster) == {4_000}
+        assert limit_mib(cluster.region_of(lease)) == 4_000
+        await until(lambda: not agent.node.enforcers.findings)
