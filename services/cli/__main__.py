@@ -1,6 +1,7 @@
 """The `leasehold` command. Every subcommand is imported only when it is called."""
 
 import dataclasses
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from shared.runtime.variables import check_variables
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
 BUG_EXIT_CODE = 70
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Why a file or disk takes no more output."""
 COMPLETE = "__complete"
 """Prints how the words after it may continue, for completion scripts."""
 
@@ -23,24 +26,30 @@ COMPLETE = "__complete"
 def main(argv: Sequence[str] | None = None) -> None:
     program = program_name()
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == [COMPLETE]:
-        print("\n".join(candidates(build_parser(), words[1:])))
-        return
+    if argv is None and not os.environ.get(DEBUG_VARIABLE):
+        sys.excepthook = _report_bug
     name = program
     try:
-        entry, arguments = parse(words, program)
-        check_variables(os.environ, argument_variables(entry.arguments))
-        name = f"{program} {entry.name}"
-        if argv is None and not os.environ.get(DEBUG_VARIABLE):
-            sys.excepthook = _report_bug
-        code = entry.run(_in_namespace(arguments))
+        if words[:1] == [COMPLETE]:
+            print("\n".join(candidates(build_parser(), words[1:])))
+            code = 0
+        else:
+            entry, arguments = parse(words, program)
+            check_variables(os.environ, argument_variables(entry.arguments))
+            name = f"{program} {entry.name}"
+            code = entry.run(_in_namespace(arguments))
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = 0
     except OSError as error:
+        if error.errno in FULL:
+            _discard_output()
+            text = f"{name}: the output was not written: {error.strerror}: free space, or write it"
+            print(f"{text} elsewhere", file=sys.stderr)
+            sys.exit(1)
         if not error.filename:
             raise
         path = printable_lines(str(error.filename))
@@ -55,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def complete_plugin() -> None:
     """Kubectl runs `kubectl_complete-leasehold WORDS` to complete `kubectl leasehold`."""
     print("\n".join((*candidates(build_parser(), sys.argv[1:]), NO_FILES)))
+
+
+def _discard_output() -> None:
+    """Let the rest of the output go nowhere: Python writes it when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_namespace(arguments: Any) -> Any:

@@ -90,6 +90,9 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
     Raises RequestError for arguments that contradict each other.
     """
     parser = build_parser(program, only=argv[0] if argv else "")
+    if not argv:
+        parser.print_help()
+        parser.exit()
     flags, unknown = parser.parse_known_args(argv)
     if unknown:
         flags.parser.refuse(unknown)

@@ -1,6 +1,8 @@
 """The command line: exit codes, one-line errors; state directory and servers."""
 
 import json
+import os
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -195,10 +197,47 @@ def test_help_fits_into_80_columns_and_no_command_in_it_is_broken(
     assert "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0\n" in "".join(texts)
 
 
-def test_help_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("help") == 0
+@pytest.mark.parametrize("words", [("--help",), ("help",), ()])
+def test_help_without_a_command_lists_the_commands(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*words) == 0
 
     assert "why it waits" in capsys.readouterr().out
+
+
+NOT_WRITTEN = (
+    "the output was not written: No space left on device: free space, or write it elsewhere\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "code", "error"),
+    [
+        (["topology"], "/dev/full", 1, NOT_WRITTEN),
+        (["__complete", ""], "/dev/full", 1, NOT_WRITTEN),
+        (["__complete", ""], "closed pipe", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_bug(
+    words: list[str], output: str, code: int, error: str
+) -> None:
+    if output == "closed pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(output, os.O_WRONLY)
+    with os.fdopen(writer, "wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "services.cli", *words],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr.partition(": ")[2]) == (code, error)
 
 
 def test_the_version_is_that_of_the_installed_distribution(
