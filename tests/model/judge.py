@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from services.binder.bind.pod_binder import ADMITTED_S
 from services.binder.report.explanations import KubernetesEvent
@@ -19,24 +18,30 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
 from shared.model.leases.lease import END_MARGIN_S, Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.requests.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord
 from tests.model.limit_judge import LimitJudge
-from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
+from tests.model.mig import LAYOUTS, parse_instance
 from tests.model.node import Node
 from tests.model.preemption_judge import PreemptionJudge
+from tests.model.seen import (
+    HARDWARE,
+    claim_seen,
+    grant_of,
+    left_records,
+    running_records,
+    want_of,
+)
 from tests.model.start_judge import StartJudge
 from tests.model.virtual_time import EPOCH_S
-from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
+from tests.model.world import Watches, World
 from tests.proof import liveness, safety, starts
 from tests.proof.history import Finding, History
 from tests.proof.judge import checks_in
 from tests.proof.ledger import checkpoint_grants, copied, decode
 from tests.proof.observations import (
     Grant,
-    Hardware,
     RawLedger,
     RawShare,
     RegionLimits,
@@ -46,11 +51,6 @@ from tests.proof.observations import (
     Want,
 )
 
-HARDWARE = Hardware(
-    mib=DEVICE_MIB,
-    slots=SLOTS,
-    layouts={name: tuple(n * SLICE_MIB for n in sizes) for name, sizes in LAYOUTS.items()},
-)
 UNSEEN = re.compile("cannot be seen|no reply within|has lost its records|is ambiguous|/pods failed")
 """In a refusal: the agent lacks sight, and knows of no contradiction."""
 SICK = re.compile(
@@ -63,9 +63,6 @@ SIGHT_S = DEFAULT_TIMING.sight_s - 5.0
 """An agent waits so long for what it cannot see."""
 HIGHEST = 2.0**43
 """Above all fences and versions that clocks and lies that are accepted can lead to."""
-
-
-Running = list[tuple[Node, KubeletRecord]]
 
 
 class Judge(Watches):
@@ -112,7 +109,7 @@ class Judge(Watches):
         ledger = self.read_ledger()
         sample = self._sample()
         self.history.redis_lost = self.world.lost_redis
-        left = tuple(_grant(node, record) for node, record in _left(self.world))
+        left = tuple(grant_of(node, record) for node, record in left_records(self.world))
         together = replace(sample, grants=sample.grants + left)
         self._fail(safety.s1_no_device_is_over_committed(together, self.history))
         for check in (
@@ -131,7 +128,7 @@ class Judge(Watches):
             *self._believed_lies(),
             *self.starts.look(ledger, self.history),
             *self.preemptions.look(ledger, is_clock_wrong=self.clock_jumped),
-            *self.limits.look(ledger, list(_running(self.world))),
+            *self.limits.look(ledger, list(running_records(self.world))),
         ):
             self.world.fail(problem)
         self.history.saw_ledger(ledger)
@@ -158,7 +155,7 @@ class Judge(Watches):
         Pods on nodes that were cut off need no lease; a lease that was lost and that came back may
         be elsewhere.
         """
-        running = list(_running(self.world))
+        running = list(running_records(self.world))
         pods = {
             str(record.pod.uid): SeenPod(
                 uid=record.pod.uid,
@@ -174,7 +171,7 @@ class Judge(Watches):
             at=self.world.server.clock.now(),
             hardware=HARDWARE,
             pods=pods,
-            grants=tuple(_grant(node, record) for node, record in running),
+            grants=tuple(grant_of(node, record) for node, record in running),
             ledger=self.ledger if self.ledger.ready else None,
         )
 
@@ -186,7 +183,7 @@ class Judge(Watches):
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
         world = self.world
-        grant = _grant(self.world.nodes[node], record)
+        grant = grant_of(self.world.nodes[node], record)
         lease = self.read_ledger().leases.get(grant.pod)
         self._check_checkpoint(node, grant.pod)
         if world.lost_redis:
@@ -297,7 +294,7 @@ class Judge(Watches):
                 self.world.fail(f"S1: {uuid} is destroyed, and {record.pod.uid} runs on it")
 
     def _wrong_limits(self) -> Iterator[str]:
-        for node, record in _running(self.world):
+        for node, record in running_records(self.world):
             existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
             if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
                 yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
@@ -312,7 +309,7 @@ class Judge(Watches):
         clocks = (world.server.clock, *(node.clock for node in world.nodes.values()))
         self.clock_jumped = self.clock_jumped or any(clock.ahead_s for clock in clocks)
         leases = {} if self.clock_jumped else self.ledger.leases
-        for node, record in _running(world):
+        for node, record in running_records(world):
             lease = leases.get(record.pod.uid)
             if lease is None or lease.state != "active" or not isinstance(record.pod, Pod):
                 continue
@@ -431,7 +428,7 @@ class Judge(Watches):
             ),
             *(f"M2: the preemption for {plan.id} stays" for plan in ledger.preemptions),
             *self.preemptions.unserved(sample, ledger),
-            *self.limits.differing(ledger, list(_running(self.world))),
+            *self.limits.differing(ledger, list(running_records(self.world))),
         ]
 
     def without_claims(self) -> list[str]:
@@ -455,10 +452,10 @@ class Judge(Watches):
         """Return all pods, claims and nodes as a cluster's users see them."""
         world = self.world
         ledger = self.read_ledger()
-        running = list(_running(self.world))
+        running = list(running_records(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
-            _seen_claim(claim, running, is_startable=not self._is_refused(claim))
+            claim_seen(claim, running, is_startable=not self._is_refused(claim))
             for claim in world.claims.stored.values()
             if claim.uid in ledger.leases or not self._is_kept(claim)
         ]
@@ -474,7 +471,7 @@ class Judge(Watches):
                     pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores or HARDWARE.cores,)
                 )
                 for node, record in running
-                if not (grant := _grant(node, record)).slices
+                if not (grant := grant_of(node, record)).slices
             },
             homes=self._homes(),
             mig_devices=frozenset(
@@ -506,7 +503,7 @@ class Judge(Watches):
             uid=pod.uid,
             name=pod.name,
             created_at=pod.created_at,
-            want=_want(pod.request),
+            want=want_of(pod.request),
             node=pod.node or "",
             phase=pod.phase,
             max_run_s=pod.request.term.max_run_s,
@@ -553,70 +550,3 @@ class Judge(Watches):
             in node.agent.checkpoint.unrecorded.get(DeviceUuid(record.device), ())
             and not ledger.devices[record.device].healthy
         }
-
-
-def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
-    for node in world.nodes.values():
-        for record in (*node.kubelet.records.values(), *node.kubelet.claims.values()):
-            if record.given is not None:
-                yield node, record
-
-
-def _left(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
-    """Yield what processes that have outlived their pods use, where the agent has its records."""
-    for node in world.nodes.values():
-        for record in node.kubelet.left.values() if not node.lost_records else ():
-            yield node, record
-
-
-def _grant(node: Node, record: KubeletRecord) -> Grant:
-    """Return what a container was given, read from its environment."""
-    instance = parse_instance(record.visible)
-    about: dict[str, Any] = {"pod": str(record.pod.uid), "node": str(node.name), "cores": 0}
-    if instance is None:
-        whole = isinstance(record.pod, Pod) and record.pod.request.containers[0].whole
-        unlimited = HARDWARE.cores if whole else 0
-        about["cores"] = int((record.given or {}).get("CUDA_DEVICE_SM_LIMIT", unlimited))
-        mib = node.limit_mib(record)
-        return Grant(**about, device=record.visible, mib=mib, exclusive=whole)
-    return Grant(
-        **about,
-        device=instance.device,
-        mib=instance.memory_mib,
-        instance=record.visible,
-        slices=range(instance.start, instance.start + instance.slices),
-    )
-
-
-def _want(request: PodRequest) -> Want:
-    needed = request.containers[0]
-    only_mig = request.selection.mode == DeviceMode.MIG
-    if needed.whole:
-        return Want(mib=HARDWARE.mib, cores=HARDWARE.cores, exclusive=True)
-    return Want(
-        mib=needed.memory_units or 0,
-        cores=needed.cores_percent,
-        memory=needed.held_by.memory or "",
-        mig=only_mig,
-        either=needed.mig_allowed and not only_mig,
-    )
-
-
-def _seen_claim(claim: Claim, running: Running, *, is_startable: bool) -> SeenPod:
-    """Return a claim as if it was a pod."""
-    node = str(claim.node or "")
-    return SeenPod(
-        uid=claim.uid,
-        name=claim.name,
-        created_at=0,
-        want=Want(mib=claim.mib, cores=claim.cores_percent),
-        node=node,
-        lease_node=node,
-        devices=(str(claim.device),) if claim.device else (),
-        copied_mib=(claim.mib,) if claim.device else (),
-        message="no pod",
-        runs=not (claim.consumers and is_startable)
-        or any(record.pod is claim for _, record in running),
-        resized=True,
-        of_claim=True,
-    )

@@ -302,13 +302,7 @@ class Resizer:
 
     async def _shrink(self, pod: PodUid, size: WaitingSize) -> tuple[str, ...]:
         """Try the smaller size that a lease waits for; return why it still waits."""
-        request = ResizeRequest(
-            pod=pod,
-            container=size.container,
-            memory_mib=size.memory_mib,
-            cores_percent=size.cores_percent or None,
-        )
-        reply = await self._resize(request)
+        reply = await self._resize(ResizeRequest.of_waiting(pod, size))
         if reply.outcome in ("resized", "unchanged"):
             return reply.pending
         return (f"{size.memory_mib} MiB for container {size.container}: {reply.reason}",)

@@ -29,7 +29,7 @@ from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event, NodeEvent
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
-from shared.model.leases.lease import Lease, ShareMeasurement, ShareSize
+from shared.model.leases.lease import Lease, ShareMeasurement, ShareSize, WaitingSize
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.views.plans import PlanView, ProtectedPod
@@ -200,6 +200,16 @@ class ResizeRequest(Event, subject="resize.request.v1"):
     """Empty for the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
+
+    @classmethod
+    def of_waiting(cls, pod: PodUid, size: WaitingSize) -> "ResizeRequest":
+        """Return the request for the smaller size that a lease waits for."""
+        return cls(
+            pod=pod,
+            container=size.container,
+            memory_mib=size.memory_mib,
+            cores_percent=size.cores_percent or None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,7 +226,7 @@ async def test_discovery_and_explanations_name_the_kinds(group: Group) -> None:
     assert kinds["gpuleases"]["shortNames"] == ["gl"]
     assert {each["categories"][0] for each in kinds.values()} == {"leasehold"}
     status = explained["components"]["schemas"]["GpuDeviceStatus"]
-    assert "Ready, Closed" in status["properties"]["phase"]["description"]
+    assert "Ready, Reserved, Closed" in status["properties"]["phase"]["description"]
     assert all("description" in each for each in status["properties"].values())
 
 

@@ -31,7 +31,7 @@ FIRST_SEEDS = {
     "devices with shares move": 5,
     "nodes take idle devices": 19,
     "fences of any height count": 23,
-    "leases of other nodes are activated": 1,
+    "leases of other nodes are activated": 64,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
 
