@@ -91,8 +91,16 @@ class Stack:
         return state
 
     def pid(self, part: str) -> int:
+        return int(self._component(part)["pid"])
+
+    def has_process(self, part: str) -> bool:
+        """Return whether a component runs: one that was killed is started again after a pause."""
+        return self._component(part)["pid"] is not None
+
+    def _component(self, part: str) -> dict[str, Any]:
+        component: dict[str, Any]
         component = next(p for p in self.state()["components"] if p["name"] == part)
-        return int(component["pid"])
+        return component
 
     async def metrics(self, *more: str, accept: str = "text/plain") -> list[str]:
         """Return the lines of /metrics of all components, of each node's usage, and of others."""

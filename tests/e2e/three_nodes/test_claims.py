@@ -144,6 +144,7 @@ async def kill(up: Stack, service: str, *, times: int) -> None:
     """Kill a service while pods start: each time once more of them run."""
     for number in range(times):
         await until_running(up, 8 * number)
+        await until(lambda: up.has_process(service))
         up.kill(service)
 
 

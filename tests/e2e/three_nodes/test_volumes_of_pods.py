@@ -17,6 +17,7 @@ from tests.support.storage import (
     storage_class,
     volume,
 )
+from tests.support.waiting import until
 
 NAMESPACE = "/api/v1/namespaces/default"
 CLAIMS = f"{NAMESPACE}/persistentvolumeclaims"
@@ -69,13 +70,12 @@ async def test_a_pod_waits_for_a_claim_that_does_not_exist_and_runs_once_it_does
 ) -> None:
     await up.create(with_claim("early", "late"))
     waits = await up.until("early", condition_text)
-    listed = await up.leasehold("ps")
+    await until(lambda: up.leasehold("ps"), lambda listed: "early" in listed.out)
     await create(up, CLAIMS, claim("late", storage_class=None))
     await up.until("early", running)
 
     missing = '3 persistentvolumeclaim "late" not found. Create it in namespace default'
     assert missing in condition_text(waits)
-    assert "early" in listed.out
 
 
 async def test_a_pod_goes_to_the_zone_that_has_storage(up: Stack) -> None:
