@@ -83,11 +83,12 @@ async def test_a_deployment_on_all_gpus_is_replaced_on_a_full_cluster(up: Stack)
 
 async def test_each_replica_of_the_stateful_set_keeps_its_claim(up: Stack) -> None:
     await up.apply(EXAMPLES / "statefulset-claims.yaml")
-    await up.kubectl("rollout", "status", "statefulset/embeddings", "--timeout=60s")
+    rollout = ("rollout", "status", "statefulset/embeddings", "--timeout=180s")
+    await up.kubectl_out(*rollout)
     before = await claims_of_replicas(up)
     await up.kubectl("delete", "pod", "embeddings-1")
 
-    await up.kubectl("rollout", "status", "statefulset/embeddings", "--timeout=60s")
+    await up.kubectl_out(*rollout)
 
     after = await claims_of_replicas(up)
     assert before == after
