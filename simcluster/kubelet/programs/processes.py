@@ -171,12 +171,16 @@ class NodeProcesses:
         launch = await asyncio.to_thread(self.programs.launch, state, command)
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         process = await self._started(launch, container_id, stdin=source, tty=tty)
-        # Whoever sees the container run finds its process in the node's /proc.
-        await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
         self._processes[container_id] = process
         self._states[container_id] = state
         ending = self._attend_main(process, pod_uid, container_id, state.log)
         self._endings[container_id] = asyncio.create_task(ending)
+        try:
+            # Whoever sees the container run finds its process in the node's /proc.
+            await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
+        except asyncio.CancelledError:  # the kubelet restarts, and starts another container
+            _signal_group(process, signal.SIGKILL)
+            raise
 
     async def wait(self, container_id: str) -> int:
         """Return the exit code of a container's command when it has ended.

@@ -312,6 +312,7 @@ async def test_init_containers_run_first_and_sidecars_beside(one: Cluster) -> No
 
 async def test_processes_survive_a_restart_of_the_kubelet_but_no_reboot(one: Cluster) -> None:
     one.create("one", "echo up; sleep 1000 & wait")
+    await one.node.phase("one", "Running")
     (pid, *_) = await until(lambda: one.pids("one"))
 
     await one.node.kubelet.restart()
