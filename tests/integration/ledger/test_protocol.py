@@ -29,7 +29,7 @@ FIRST_SEEDS = {
     "fences stay": 8,
     "gone pods are placed": 19,
     "devices with shares move": 5,
-    "nodes take idle devices": 19,
+    "nodes take idle devices": 68,
     "fences of any height count": 23,
     "leases of other nodes are activated": 64,
 }
