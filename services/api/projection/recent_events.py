@@ -32,8 +32,10 @@ MAX_EVENTS = 200
 MAX_WAITING = 100
 """Of these, that a pod waits."""
 MAX_EVENTS_OF_AGENT = 20
-MAX_PROBLEMS = 100
-MAX_PROBLEMS_OF_OBJECT = 10
+MAX_OTHERS = 100
+"""Beginnings and ends of problems, and changes of budgets."""
+MAX_EVENTS_OF_OBJECT = 10
+"""Of these, of an object or namespace."""
 MAX_PODS = 20_000
 
 ProblemKey = tuple[str, str]
@@ -91,7 +93,7 @@ TRACED_STEPS = frozenset({"queued", "waiting", "placed", "bound", "running", "te
 class RecentEvents:
     def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
         self._of_pods: deque[EventView] = deque(maxlen=MAX_EVENTS)
-        self._of_problems: deque[EventView] = deque(maxlen=MAX_PROBLEMS)
+        self._of_others: deque[EventView] = deque(maxlen=MAX_OTHERS)
         self._seen: frozenset[ProblemKey] = frozenset()
         """The problems at the last reading."""
         self._begun: dict[ProblemKey, float] = {}
@@ -108,7 +110,7 @@ class RecentEvents:
     @property
     def latest(self) -> list[EventView]:
         """The events, oldest first."""
-        return sorted((*self._of_pods, *self._of_problems), key=attrgetter("number"))
+        return sorted((*self._of_pods, *self._of_others), key=attrgetter("number"))
 
     def add(self, events: Sequence[PodEvent], now: float) -> bool:
         """Return whether any event was new."""
@@ -127,6 +129,8 @@ class RecentEvents:
         kind, follows = STEPS[type(event)]
         pod, namespace, name, node = self._pod_of(event)
         steps = self._steps_of(pod) if pod else {}
+        if pod and kind != WAITING:
+            self._waits_for.pop(pod, None)
         if kind in ONCE_PER_POD and kind in steps:
             return
         if isinstance(event, PlacementRefused) and self._waits_already(event):
@@ -188,36 +192,36 @@ class RecentEvents:
         self, kind: str, key: ProblemKey, now: float, began_at: float | None = None
     ) -> None:
         name, cause = key
-        of_object = [event for event in self._of_problems if event.name == name]
-        _make_room(self._of_problems, of_object, MAX_PROBLEMS_OF_OBJECT)
-        self._number += 1
-        self._of_problems.append(
-            EventView(
-                number=self._number,
-                at=now,
-                kind=kind,
-                namespace=Namespace(""),
-                name=name,
-                pod=None,
-                node="",
-                text=cause,
-                latency_s=None if began_at is None else max(now - began_at, 0.0),
-            )
-        )
+        subject = Namespace(""), name
+        lasted_s = None if began_at is None else max(now - began_at, 0.0)
+        self._add_other(kind, subject, cause, now, lasted_s)
 
     def add_budget_state(self, namespace: Namespace, state: str, at: float) -> None:
+        self._add_other(BUDGET, (namespace, ""), state, at)
+
+    def _add_other(
+        self,
+        kind: str,
+        subject: tuple[Namespace, str],
+        text: str,
+        at: float,
+        latency_s: float | None = None,
+    ) -> None:
+        """Add an event of no pod, in the room of its namespace or object."""
+        alike = [it for it in self._of_others if (it.namespace, it.name) == subject]
+        _make_room(self._of_others, alike, MAX_EVENTS_OF_OBJECT)
         self._number += 1
-        self._of_problems.append(
+        self._of_others.append(
             EventView(
                 number=self._number,
                 at=at,
-                kind=BUDGET,
-                namespace=namespace,
-                name="",
+                kind=kind,
+                namespace=subject[0],
+                name=subject[1],
                 pod=None,
                 node="",
-                text=state,
-                latency_s=None,
+                text=text,
+                latency_s=latency_s,
             )
         )
 

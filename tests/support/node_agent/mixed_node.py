@@ -207,12 +207,12 @@ class MixedNode:
         (held,) = lease.shares
         own = container.env[VARIABLE]
         places = {own, str(Path(own).parent)}
-        found = {key: amount for key, amount in limits.items() if key[1] in places}
+        held_bytes = {key: amount for key, amount in limits.items() if key[1] in places}
         wanted = {}
         if held.memory == "driver":
             wanted = {(held.device, place): held.memory_mib * MIB for place in places}
-        if found != wanted:
-            yield f"{name}: the driver has {found} instead of {wanted}"
+        if held_bytes != wanted:
+            yield f"{name}: the driver has {held_bytes} instead of {wanted}"
         if "hami-core" in (held.memory, held.compute):
             in_region = limit_mib(self.cluster.region_of(lease))
             if in_region != held.memory_mib:

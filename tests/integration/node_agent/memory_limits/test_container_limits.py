@@ -379,7 +379,10 @@ async def test_what_somebody_raised_or_removed_is_put_back_and_reported(
 
     differences = await audit(limits)
 
-    assert sorted(found.reason for found in differences) == ["GpuLimitDiffers", "GpuLimitMissing"]
+    assert sorted(difference.reason for difference in differences) == [
+        "GpuLimitDiffers",
+        "GpuLimitMissing",
+    ]
     assert any(
         "has 8192 MiB" in found.text and "instead of 2000 MiB" in found.text
         for found in differences
@@ -422,9 +425,9 @@ async def test_a_gap_on_the_way_to_a_container_is_reported_with_its_directory(
 
     differences = await audit(limits)
 
-    assert {found.reason for found in differences} == {"GpuLimitChainBroken"}
+    assert {difference.reason for difference in differences} == {"GpuLimitChainBroken"}
     gap = containers.path() if of_pod else containers.path(container_id=ID)
-    assert all(f"cgroup {gap} has no files" in found.text for found in differences)
+    assert all(f"cgroup {gap} has no files" in difference.text for difference in differences)
 
 
 async def test_a_driver_that_sets_nothing_any_more_is_reported(containers: Containers) -> None:

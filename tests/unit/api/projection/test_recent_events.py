@@ -90,6 +90,24 @@ def test_a_pod_that_waits_on_for_the_same_reason_is_one_event() -> None:
     ]
 
 
+def test_a_pod_that_waits_again_after_it_was_placed_is_a_new_event() -> None:
+    recent = RecentEvents(lambda _: None)
+    for at in (1.0, 3.0):
+        recent.add([refused("uid-1", "Quota")], at)
+        recent.add([PlacementChosen(lease=lease("uid-1"))], at + 1.0)
+
+    assert [event.at for event in recent.latest if event.kind == "waiting"] == [1.0, 3.0]
+
+
+def test_a_budget_that_changes_often_leaves_the_events_of_others() -> None:
+    recent = RecentEvents(lambda _: None)
+    recent.add_budget_state(Namespace("b"), "exhausted", 1.0)
+    for number in range(1_000):
+        recent.add_budget_state(Namespace("a"), "ok", float(number))
+
+    assert (recent.latest[0].namespace, len(recent.latest)) == ("b", 11)
+
+
 def test_many_waiting_pods_leave_the_steps_of_others_and_problems() -> None:
     recent = RecentEvents(lambda _: None)
     recent.add(steps(), 1.0)
