@@ -12,7 +12,14 @@ from typing import Literal
 from msgspec import structs
 
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
-from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, WHOLE, SharingMode
+from shared.model.devices.enforcers import (
+    INSTANCE,
+    NO_DEMAND,
+    UNHELD,
+    WHOLE,
+    HeldBy,
+    SharingMode,
+)
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.leases.lease_copy import dump_lease
@@ -30,6 +37,8 @@ from shared.placing.mig_instances import (
 )
 from shared.placing.refusal.quota_refusals import over_quota
 
+BY_CONTAINER = HeldBy(memory="hami-core")
+"""For claims that several pods may use: the driver limits each pod for itself."""
 SHOWN_HOLDERS = 3
 SHOWN_GPUS = 8
 MOST_DATA = 10_240
@@ -55,7 +64,8 @@ def reservation_of(
             return f"node {claim.node} has no device {allocated.device}"
         device, use, profile = devices[allocated.device]
         if profile is None:
-            shares.append(share_of(allocated, device, use.mode))
+            demand = NO_DEMAND if claim.is_of_one_pod else BY_CONTAINER
+            shares.append(share_of(allocated, device, demand, use.mode))
         else:
             shares.append(instance_of(allocated, device, profile))
             if device.uuid not in profiles:
@@ -101,7 +111,7 @@ def reservation_of(
 
 
 def share_of(
-    allocated: AllocatedDevice, device: Device, mode: SharingMode | Literal[""] = ""
+    allocated: AllocatedDevice, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
 ) -> Share:
     """Return the share of a device in this mode that was allocated.
 
@@ -112,7 +122,7 @@ def share_of(
     whole = memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
     sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
     capped = allocated.cores_percent > 0
-    held = device.offer.holding(NO_DEMAND, mode=mode, capped=capped)
+    held = device.offer.holding(demand, mode=mode, capped=capped)
     holding = WHOLE if whole else held or UNHELD
     return structs.replace(
         _share(allocated, device, memory_mib),

@@ -115,6 +115,9 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         admin_devices=administered,
         consumers=tuple(consumers),
         consumer_names=tuple(consumers.values()),
+        is_of_one_pod=any(
+            owner.controller and owner.kind == "Pod" for owner in claim.metadata.owner_references
+        ),
         resource_version=claim.metadata.resource_version,
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),

@@ -39,6 +39,8 @@ class Claim:
     mib: int
     consumers: list[str]
     """Uids of the pods that it is reserved for."""
+    owner: str = ""
+    """UID of the pod for which it was made from a template, if it was."""
     node: NodeName | None = None
     """Where it is allocated, if it is."""
     device: DeviceUuid | None = None
@@ -78,6 +80,7 @@ class Claim:
             "devices": {"results": [result]},
             "allocationTimestamp": str(self.allocated_by),
         }
+        owners = [{"kind": "Pod", "uid": self.owner, "controller": True}] if self.owner else []
         reserved = [{"resource": "pods", "name": uid, "uid": uid} for uid in self.consumers]
         content = {
             "metadata": {
@@ -85,6 +88,7 @@ class Claim:
                 "namespace": "default",
                 "uid": self.uid,
                 "resourceVersion": str(self.version),
+                "ownerReferences": owners,
             },
             "status": {
                 **({"allocation": allocation} if self.node else {}),
@@ -109,7 +113,9 @@ class Claims:
     def create(self, name: str, mib: int) -> None:
         self._numbers += 1
         uid = PodUid(f"{name}-{self._numbers}")
-        self.stored[name] = Claim(uid, name, mib, [f"{uid}-user-1"])
+        user = f"{uid}-user-1"
+        # Every second one is made from a template.
+        self.stored[name] = Claim(uid, name, mib, [user], owner=user if self._numbers % 2 else "")
 
     def find(self, uid: PodUid) -> Claim | None:
         return next((claim for claim in self.stored.values() if claim.uid == uid), None)

@@ -455,7 +455,7 @@ class Judge(Watches):
         running = list(running_records(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
-            claim_seen(claim, running, is_startable=not self._is_refused(claim))
+            claim_seen(claim, running)
             for claim in world.claims.stored.values()
             if claim.uid in ledger.leases or not self._is_kept(claim)
         ]
@@ -517,12 +517,6 @@ class Judge(Watches):
             resized=True,
             **copy,
         )
-
-    def _is_refused(self, claim: Claim) -> bool:
-        """Whether several pods use a claim that the driver holds, which limits each for itself."""
-        lease = self.ledger.leases.get(claim.uid)
-        held = {share.memory for share in lease.shares} if lease else set()
-        return len(claim.consumers) > 1 and "driver" in held
 
     def _is_kept(self, claim: Claim) -> bool:
         """Whether its device, which was allocated unasked, is kept for a pod that waits."""

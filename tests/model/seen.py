@@ -68,7 +68,7 @@ def want_of(request: PodRequest) -> Want:
     )
 
 
-def claim_seen(claim: Claim, running: Running, *, is_startable: bool) -> SeenPod:
+def claim_seen(claim: Claim, running: Running) -> SeenPod:
     """Return a claim as if it was a pod."""
     node = str(claim.node or "")
     return SeenPod(
@@ -81,7 +81,7 @@ def claim_seen(claim: Claim, running: Running, *, is_startable: bool) -> SeenPod
         devices=(str(claim.device),) if claim.device else (),
         copied_mib=(claim.mib,) if claim.device else (),
         message="no pod",
-        runs=not (claim.consumers and is_startable)
+        runs=not claim.consumers
         or any(record.pod is claim for _, record in running),
         resized=True,
         of_claim=True,

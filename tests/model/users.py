@@ -313,8 +313,10 @@ class Users(Machine):
 
     @rule(lambda self: self.world.claims.stored, position=positions)
     def share_claim(self, position: int) -> None:
-        """Let one more pod use a claim."""
-        self.world.claims.add_consumer(chosen(self.world.claims.stored.values(), position))
+        """Let one more pod use a claim, unless it is one pod's own."""
+        claim = chosen(self.world.claims.stored.values(), position)
+        if not claim.owner:
+            self.world.claims.add_consumer(claim)
 
     @rule(lambda self: self.used_claims(), position=positions, force=any_of(False, True))
     def leave_claim(self, position: int, force: bool) -> None:

@@ -129,6 +129,8 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
     ) -> SharingMode:
         if compute in ("mps", "time"):
             return compute
+        if memory == "hami-core" and mode == "driver":
+            return mode  # HAMi-core holds cores in both modes, so neither takes the other's turns
         if memory != "none":
             return memory
         if compute != "none":

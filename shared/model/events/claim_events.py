@@ -57,6 +57,8 @@ class AllocatedClaim:
     """For administrative access, which takes nothing, with a binding condition of ours."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     consumer_names: Annotated[tuple[NameText, ...], Meta(max_length=MOST_CONSUMERS)] = ()
+    is_of_one_pod: bool = False
+    """Made from a template for one pod, which owns it; no other can use it."""
     resource_version: NameText = ""
     answer: KeyText = ""
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,

@@ -6,11 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
+from shared.model.devices.enforcers import Offer
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply
 from shared.model.leases.lease import Lease
@@ -19,13 +22,13 @@ from shared.model.leases.ledger import NoCapacity, NodeTotals, Reservation
 from shared.model.names import NodeName
 from shared.model.requests.claim import DRIVER, device_name
 from shared.nats import wire
-from tests.support.build import allocation_of, device, ledger_node
+from tests.support.build import allocation_of, device, ledger_node, use
 
 GPU = device("GPU-12345678-1234-1234-1234-123456789abc", slots=64)
 LONGEST = f"{'g' * 63}/{'m' * 63}"
 
 
-def reserved(request: str, results: int = 1) -> Reservation | str:
+def read_claim(request: str, results: int = 1, **metadata: Any) -> AllocatedClaim:
     result: dict[str, Any] = {
         "driver": DRIVER,
         "pool": "n1",
@@ -35,12 +38,16 @@ def reserved(request: str, results: int = 1) -> Reservation | str:
     }
     shared = [{**result, "shareID": f"{number:036}"} for number in range(results)]
     claim = {
-        "metadata": {"name": "c", "namespace": "a", "uid": f"{0:036}"},
+        "metadata": {"name": "c", "namespace": "a", "uid": f"{0:036}", **metadata},
         "status": {"allocation": {"devices": {"results": shared}}},
     }
     read = allocated_claim(msgspec.json.decode(json.dumps(claim), type=ApiResourceClaim))
     assert read is not None
-    return reservation_of(read, ledger_node("n1", GPU))
+    return read
+
+
+def reserved(request: str, results: int = 1) -> Reservation | str:
+    return reservation_of(read_claim(request, results), ledger_node("n1", GPU))
 
 
 def leased(wanted: Reservation | str) -> Lease:
@@ -76,6 +83,32 @@ def test_a_lease_whose_copy_has_no_room_in_the_claims_status_is_refused(
         assert len(dump_lease(leased(wanted))) <= MOST_DATA
     else:
         assert "its status has room for 10240: request fewer devices" in str(wanted)
+
+
+@pytest.mark.parametrize("mode", ["", "driver"])
+@pytest.mark.parametrize(
+    ("owners", "memory"),
+    [
+        ([{"kind": "Pod", "uid": "p", "controller": True}], "driver"),
+        ([{"kind": "Pod", "uid": "p", "controller": False}], "hami-core"),
+        ([{"kind": "Job", "uid": "j", "controller": True}], "hami-core"),
+        ([], "hami-core"),
+    ],
+)
+def test_the_driver_holds_only_claims_that_are_one_pods_own(
+    owners: list[dict[str, Any]], memory: str, mode: Any
+) -> None:
+    """The driver limits each pod for itself."""
+    gpu = replace(GPU, offer=Offer(memory=("driver", "hami-core"), compute=("hami-core",)))
+    shared = structs.replace(use(100, 0, 1) if mode else use(0, 0, 0), mode=mode)
+
+    wanted = reservation_of(
+        read_claim("gpu", ownerReferences=owners), ledger_node("n1", (gpu, shared))
+    )
+
+    assert isinstance(wanted, Reservation)
+    [share] = wanted.candidates[0].shares
+    assert (share.memory, share.compute, share.mode) == (memory, "hami-core", mode or memory)
 
 
 def test_whatever_the_names_a_lease_that_is_not_refused_has_room_in_the_claims_status() -> None:

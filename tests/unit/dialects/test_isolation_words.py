@@ -116,6 +116,7 @@ def test_a_pod_waits_where_nothing_holds_it_as_demanded(
     [
         ("hami-core", "", ("hami-core", "hami-core")),
         ("driver", "", ("driver", "hami-core")),
+        ("driver", "hami-core", ("hami-core", "hami-core")),
         ("time", "", "GpuSharingMode"),
         ("time", "time", ("driver", "time")),
         ("hami-core", "driver", "GpuSharingMode"),
