@@ -115,11 +115,7 @@ class GangCheck:
 
     async def _check(self, gang: str) -> CheckedGang:
         leases = await self.ledger.load_reserved_gang(gang)
-        gone = [
-            pod_gone(lease)
-            for lease, pod in await self.holders.read_pods(leases)
-            if pod is None or pod.terminal or pod.deleting
-        ]
+        gone = await self.holders.read_gone(leases)
         has_claims = any(lease.claims for lease in leases)
         waits = has_claims and not gone and not await self.volumes.are_bound(leases)
         return CheckedGang(gone, waits)

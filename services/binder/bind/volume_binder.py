@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from services.binder.bind.claim_progress import ClaimStage, progress_of
 from services.binder.bind.volume_client import VolumeClient
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, binding_failed
+from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import explain_deferred, explain_unbound
 from shared.kubernetes.errors import KubernetesConflictError
@@ -43,9 +44,10 @@ KEPT_S = 30.0
 KEEP_S = 5.0
 """Interval at which reservations are extended."""
 EXPLAIN_S = 2.0
-"""A pod's condition explains the wait for its claims after this time."""
+"""A pod's condition explains the wait for its claims after this time, if the pod still exists."""
 EXPLAIN_AGAIN_S = 30.0
-"""Interval at which the explanation of a pod that waits has the newest warning about its claim."""
+"""Interval at which the explanation of a pod that waits has the newest warning about its claim, and
+at which its reservation ends if the pod is gone."""
 ATTEMPTS = 5
 """Writes of a claim that others change at the same time, until the placement is published again."""
 MAX_REQUESTS = 16
@@ -106,6 +108,7 @@ class SettledPlacements:
 class VolumeBinder:
     ledger: RedisLeases
     volumes: VolumeClient
+    holders: LeaseHolders
     updater: LedgerUpdater
     conditions: ConditionWriter
     events: EventRecorder
@@ -372,11 +375,26 @@ class VolumeBinder:
                 await self._fail(key, wait, await self._explanation(wait, over=True))
             elif now >= (wait.explain_at or wait.began_at + EXPLAIN_S):
                 wait.explain_at = now + EXPLAIN_AGAIN_S
-                await self._explain(wait)
+                if not await self._end_gone(wait):
+                    await self._explain(wait)
         await self._undo_ended()
 
     async def wait(self) -> None:
         await wait_for_event(self._changed, KEEP_S if self._waits or self._ended else None)
+
+    async def _end_gone(self, wait: ClaimWait) -> bool:
+        """End the leases of pods that are gone; return whether there were any.
+
+        A pod may be deleted before it has a lease that its end could end: it must not keep one for
+        as long as claims may take.
+        """
+        try:
+            gone = await self.holders.read_gone(wait.leases)
+        except UnavailableError:
+            return False  # they are read again with the next explanation
+        if gone:
+            await self.publish(await self.updater.end_terminated(gone))
+        return bool(gone)
 
     async def _explain(self, wait: ClaimWait) -> None:
         text = await self._explanation(wait)

@@ -102,6 +102,17 @@ class LeaseHolders:
         }
         return [(record, listed.get(record.pod)) for record in records]
 
+    async def read_gone(self, leases: Sequence[Lease]) -> list[PodTerminated]:
+        """Return events for the pods of these leases that are gone or end, as the API server has it.
+
+        Raises UnavailableError while the API server does not respond.
+        """
+        return [
+            pod_gone(lease)
+            for lease, pod in await self.read_pods(leases)
+            if pod is None or pod.terminal or pod.deleting
+        ]
+
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
     return (*listing.bound, *(bound_claim(claim) for claim in listing.claims if claim.devices))

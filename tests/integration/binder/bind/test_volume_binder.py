@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.binder.bind.volume_binder import KEPT_S
-from shared.model.events.pod_events import PodTerminated
+from services.binder.bind.volume_binder import EXPLAIN_S, KEPT_S
+from shared.model.events.pod_events import LeaseChanged, PodTerminated
 from shared.model.leases.lease import LeaseState
 from simcluster.apimachinery.objects import at_path
 from tests.support.binder.volumes import VolumeScene, local_claim, to_provision, volume_scene
@@ -187,6 +187,27 @@ async def test_a_deleted_pod_leaves_no_node_selected_for_its_claim(scene: Volume
     assert scene.selected() is None
     assert await scene.world.states() == {}
     assert scene.stored_claim()["status"]["phase"] == "Pending"
+
+
+async def test_a_pod_that_was_deleted_before_it_was_reserved_keeps_no_lease(
+    scene: VolumeScene,
+) -> None:
+    """The event of its end has come before, and ended nothing."""
+    scene.storage_class(parameters={"delay": "1000"})
+    scene.claim()
+    placed = await scene.reserved("p1", to_provision())
+
+    async with scene.running():
+        scene.store.delete("pods", "default", "p1")
+        await scene.deliver(placed)
+        assert await scene.world.states() == {"p1": LeaseState.RESERVED}
+        scene.clock.advance(EXPLAIN_S)
+        for _ in range(2):  # the second undoes what was written to the claim
+            await scene.world.binder.volumes.keep_reservations()
+
+    assert any(isinstance(event, LeaseChanged) for event in scene.published())
+    assert await scene.world.states() == {}
+    assert scene.selected() is None
 
 
 async def test_a_binder_that_is_killed_as_it_gives_a_share_back_leaves_no_selected_node(
