@@ -4,6 +4,7 @@ Limits are in the driver alone: a reboot or a reload removes them. A cgroup is `
 `/POD/CONTAINER_ID` below it.
 """
 
+import shutil
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,7 @@ class ModelSetter(LimitSetter):
         super().__init__(
             node.limit_driver,  # type: ignore[arg-type]
             _Tree(root),
-            fences=fences_of(node),
+            fences=files_of(node) / "fences.json",
             proc=root,
         )
         self.kubelet = node.kubelet
@@ -194,8 +195,8 @@ class LimitClient(RemoteLimits):
 class ModelProgram(HookProgram):
     """The hooks that CDI files name; they stay on the host when the agent restarts."""
 
-    def __init__(self) -> None:
-        super().__init__(Path("unused"), Path("unused"))
+    def __init__(self, node: "Node") -> None:
+        super().__init__(files_of(node), Path("unused"))
         self.fences: dict[tuple[PodUid, str], int] = {}
 
     async def install(self) -> None:
@@ -259,13 +260,15 @@ def model_enforcers(node: "Node", files: Any, limits: ContainerLimits) -> Enforc
 
 
 def make_cgroups(node: "Node") -> None:
-    """Make the root of the node's cgroups, and forget the fences of an earlier run."""
+    """Make the root of the node's cgroups, and remove the files of an earlier run."""
     root = node.folder / f"{node.name}-cgroups"
     root.mkdir(exist_ok=True)
     is_dmem = node.limit_driver.accounting is Accounting.DMEM
     (root / "cgroup.subtree_control").write_text("dmem misc" if is_dmem else "misc")
-    fences_of(node).unlink(missing_ok=True)
+    shutil.rmtree(files_of(node), ignore_errors=True)
+    files_of(node).mkdir()
 
 
-def fences_of(node: "Node") -> Path:
-    return node.folder / f"{node.name}-fences.json"
+def files_of(node: "Node") -> Path:
+    """Return the directory for what the agent and its partitioner keep about limits."""
+    return node.folder / f"{node.name}-limits"

@@ -326,7 +326,7 @@ class Node:
         make_cgroups(self)
         self.partitioner = PartitionerProcess(self.driver, lambda: ModelSetter(self))
         self.limit_client = LimitClient(self.partitioner)
-        self.hook_program = ModelProgram()
+        self.hook_program = ModelProgram(self)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that a restart of the agent interrupts."""

@@ -81,8 +81,7 @@ def claim_seen(claim: Claim, running: Running) -> SeenPod:
         devices=(str(claim.device),) if claim.device else (),
         copied_mib=(claim.mib,) if claim.device else (),
         message="no pod",
-        runs=not claim.consumers
-        or any(record.pod is claim for _, record in running),
+        runs=not claim.consumers or any(record.pod is claim for _, record in running),
         resized=True,
         of_claim=True,
     )

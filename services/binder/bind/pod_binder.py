@@ -11,7 +11,7 @@ from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
 from services.binder.bind.volume_binder import VolumeBinder
 from services.binder.ledger_sync.agent_reports import release_as_read
-from services.binder.ledger_sync.lease_holders import LeaseHolders, pod_gone
+from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import GANG_ENDED, LedgerUpdater, binding_failed
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import bound_event, event_of, explain_deferred

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from services.binder.bind.claim_progress import ClaimStage, progress_of
 from services.binder.bind.volume_client import VolumeClient
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater, binding_failed
 from services.binder.ledger_sync.lease_holders import LeaseHolders
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, binding_failed
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import explain_deferred, explain_unbound
 from shared.kubernetes.errors import KubernetesConflictError

@@ -103,7 +103,7 @@ class LeaseHolders:
         return [(record, listed.get(record.pod)) for record in records]
 
     async def read_gone(self, leases: Sequence[Lease]) -> list[PodTerminated]:
-        """Return events for the pods of these leases that are gone or end, as the API server has it.
+        """Return events for the pods of these leases that the API server has no more, or that end.
 
         Raises UnavailableError while the API server does not respond.
         """
