@@ -21,7 +21,7 @@ from services.claims.claim_answers import (
 from services.claims.claim_shares import refusal_text, reservation_of, with_instances
 from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
@@ -62,8 +62,9 @@ MOST_CHOICES = 8
 """Of places for MIG instances, while other binders get them first: a GPU has at most 7."""
 WAIT_S = 10.0
 """How long a claim waits for a share that is about to be free, before it is refused."""
-
-
+FORGOTTEN_S = 6 * WAIT_S
+"""A claim that has not been delivered again for this time waits no longer; it may be gone."""
+MOST_WAITING = 8192
 MOST_COMBINED = 32
 """Of any drivers beside one of ours in its containers: each is read, for each of them."""
 
@@ -164,7 +165,9 @@ class ClaimLeaser:
     host_clock: Clock
 
     def __post_init__(self) -> None:
-        self._waiting_since: dict[PodUid, float] = {}
+        self._waiting_since: ExpiringMap[PodUid, float] = ExpiringMap(
+            self.clock.ticks, expires_s=FORGOTTEN_S, most=MOST_WAITING
+        )
         self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
         """Claims for which a share was reserved while they were written, and when: the API server
         may reject the write."""
@@ -465,11 +468,14 @@ class ClaimLeaser:
     ) -> None:
         """Refuse a claim, unless it fits as soon as what ends now has ended."""
         if outcome.reserved_for_other or await self._is_ending(request):
-            since = self._waiting_since.setdefault(claim.claim, self.clock.ticks())
-            if self.clock.ticks() < since + WAIT_S:
+            now = self.clock.ticks()
+            since = self._waiting_since.get(claim.claim)
+            since = now if since is None else since
+            self._waiting_since.set(claim.claim, since)
+            if now < since + WAIT_S:
                 decisions.unresolved.append(f"{_named(claim)} waits for a share that is ending")
                 return
-        self._waiting_since.pop(claim.claim, None)
+        self._waiting_since.pop(claim.claim)
         text = refusal_text(request, outcome, totals.get(claim.node))
         decisions.refused.append((claim, text))
 
@@ -519,7 +525,7 @@ class ClaimLeaser:
             if lease is None:
                 decisions.unresolved.append(f"the lease of {_named(claim)} has changed")
                 continue
-            self._waiting_since.pop(claim.claim, None)
+            self._waiting_since.pop(claim.claim)
             committed.append((claim, lease))
             if claim.answer != LEASED or lease.version != before.version:
                 changed.append(LeaseChanged(lease=lease))

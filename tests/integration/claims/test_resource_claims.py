@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.claims.claim_leaser import WAIT_S
+from services.claims.claim_leaser import FORGOTTEN_S, WAIT_S
 from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -192,6 +192,18 @@ async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: Clai
     await binder.lease(successor)
 
     assert binder.answered(successor) == [REFUSED]
+
+
+async def test_a_claim_that_left_while_it_waited_is_forgotten(binder: ClaimBinder) -> None:
+    claim = await binder.leased(memory_mib=16_000)
+    await binder.deallocate(claim)
+    successor = binder.claims.put(allocated("d", on(GPU, 16_000)))
+    with pytest.raises(UnavailableError):
+        await binder.lease(successor)
+
+    binder.clock.advance(FORGOTTEN_S)
+    with pytest.raises(UnavailableError, match="waits for a share that is ending"):
+        await binder.lease(successor)
 
 
 async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
