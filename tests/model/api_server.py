@@ -109,8 +109,8 @@ class ApiServer:
         self.resync_requests: dict[str, None] = {}
         self.volumes = Volumes(self._queue_claiming)
         self.on_bound: Callable[[Pod], None] = lambda _: None
-        self.on_evicted: Callable[[Pod], None] = lambda _: None
-        """Called before a pod is evicted."""
+        self.on_evicted: Callable[[Pod, float], None] = lambda *_: None
+        """Called before a pod is evicted, with the time of its announcement."""
         self._numbers = 0
 
     # Users and kubelets
@@ -253,20 +253,26 @@ class ApiServer:
     ) -> tuple[EvictionOutcome, str]:
         if dry_run:
             return self._evict(victim.pod, dry_run=True)
+        pod = self.find(victim.pod)
+        # As it is now: the announcement may be withdrawn before a slow write has happened.
+        announced_s = pod.announced_s if pod else math.inf
         outcomes = list[tuple[EvictionOutcome, str]]()
         await self.write(
-            f"eviction of {victim.pod}", lambda: outcomes.append(self._evict(victim.pod))
+            f"eviction of {victim.pod}",
+            lambda: outcomes.append(self._evict(victim.pod, announced_s=announced_s)),
         )
         return outcomes[0]
 
-    def _evict(self, uid: PodUid, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
+    def _evict(
+        self, uid: PodUid, *, announced_s: float = math.inf, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
         pod = self.find(uid)
         if pod is None:
             return EvictionOutcome.GONE, "not found"
         if pod.is_protected and not pod.is_terminal:
             return EvictionOutcome.BLOCKED, "a PodDisruptionBudget allows no disruption"
         if not (dry_run or pod.deleting):
-            self.on_evicted(pod)
+            self.on_evicted(pod, announced_s)
             self.delete(pod.name, force=False)
         return EvictionOutcome.EVICTED, ""
 

@@ -137,9 +137,10 @@ class Judge(Watches):
     def note_reported(self, event: KubernetesEvent) -> None:
         self.starts.record(event)
 
-    def check_evicted(self, pod: Pod) -> None:
+    def check_evicted(self, pod: Pod, announced_s: float) -> None:
         is_clock_wrong = self.clock_jumped or bool(self.world.server.clock.ahead_s)
-        self.preemptions.check_evicted(pod, self.world.loop.time(), is_clock_wrong=is_clock_wrong)
+        now_s = self.world.loop.time()
+        self.preemptions.check_evicted(pod, announced_s, now_s, is_clock_wrong=is_clock_wrong)
 
     def note_starts_advanced(self, began_at: float) -> None:
         self.look()

@@ -87,15 +87,17 @@ class PreemptionJudge:
         if 0 < len(claiming) < len(plan.pods):
             yield f"P5: of {plan.id}, only {claiming} claim devices"
 
-    def check_evicted(self, pod: Pod, now_s: float, *, is_clock_wrong: bool) -> None:
+    def check_evicted(
+        self, pod: Pod, announced_s: float, now_s: float, *, is_clock_wrong: bool
+    ) -> None:
         self.figures["evictions"] += 1
         self.evicted.add(pod.uid)
         if pod.uid not in self._victims:
             self.world.fail(f"M2: {pod.uid} is evicted, and no plan says so")
         elif pod.request.priority >= self._victims[pod.uid]:
             self.world.fail(f"M2: {pod.uid} is evicted for a pod without a higher priority")
-        elif now_s < pod.announced_s + NOTICE_S and not is_clock_wrong:
-            self.world.fail(f"M2: {pod.uid} is evicted, announced at {pod.announced_s} s: {now_s}")
+        elif now_s < announced_s + NOTICE_S and not is_clock_wrong:
+            self.world.fail(f"M2: {pod.uid} is evicted, announced at {announced_s} s: {now_s}")
 
     def unserved(self, sample: Sample, ledger: RawLedger) -> Iterator[str]:
         """Yield a pod or gang of the highest priority that would fit after evictions.

@@ -90,7 +90,7 @@ class Watches:
     def note_handled(self, event: Event) -> None: ...
     def note_starts_advanced(self, began_at: float) -> None: ...
     def note_reported(self, event: KubernetesEvent) -> None: ...
-    def check_evicted(self, pod: Pod) -> None: ...
+    def check_evicted(self, pod: Pod, announced_s: float) -> None: ...
 
 
 class World:
@@ -362,9 +362,9 @@ class World:
         if has_claim and pod.node and self.api.volumes.is_missing_on(pod.node, pod.name):
             self.fail(f"V1: {pod.uid} is bound to {pod.node}, without its volume")
 
-    def on_evicted(self, pod: Pod) -> None:
+    def on_evicted(self, pod: Pod, announced_s: float) -> None:
         self.note(f"{pod.uid} is evicted")
-        self.watches.check_evicted(pod)
+        self.watches.check_evicted(pod, announced_s)
 
     def on_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         self.watches.check_refused(node, pod, reason, waited_s)
