@@ -63,19 +63,23 @@ class PreemptionJudge:
     def _parts_of_gangs(self, plan: RawPreemption, ledger: RawLedger) -> Iterator[str]:
         """Yield gangs of which a plan leaves fewer than their minimum, but some.
 
-        A pod that got its lease shortly before may be missing in the plan.
+        A pod that got its lease shortly before may be missing in the plan, or be one of those that
+        are left.
         """
         ending = {pod for other in ledger.preemptions for pod in other.victims}
         gangs = defaultdict[str, set[str]](set)
+        young = defaultdict[str, set[str]](set)
         for lease in ledger.leases.values():
             pod = self.world.api.find(PodUid(lease.pod))
             is_old = lease.created_at < plan.opened_at - UNSEEN_S
             if lease.gang and pod is not None and not pod.deleting:
-                gangs[lease.gang] |= {lease.pod} if is_old or lease.pod in ending else set()
+                is_counted = is_old or lease.pod in ending
+                (gangs if is_counted else young)[lease.gang].add(lease.pod)
         for gang, pods in gangs.items():
             is_hit = not pods.isdisjoint(plan.victims)
             left = pods - ending
-            if is_hit and 0 < len(left) < least_of(gang) <= len(pods):
+            staying = left | young[gang]
+            if is_hit and left and len(staying) < least_of(gang) <= len(pods):
                 yield f"P5: of {gang}, {plan.id} ends {sorted(plan.victims)} and not {sorted(left)}"
             elif is_hit and not left:
                 self.figures["whole victim gangs"] += 1
