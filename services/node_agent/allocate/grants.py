@@ -172,7 +172,7 @@ class Grants:
                     f"{', '.join(entry.instances)}, and its lease is for "
                     f"{', '.join(existing.values())}: delete the pod"
                 )
-        async with self.node.checkpoint.changing:
+        async with self.node.checkpoint.changing.hold(allocation.pod):
             await self._prepare(
                 self.node.checkpoint.by_key.get(entry.key, entry), starting=starting
             )

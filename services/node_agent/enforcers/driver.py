@@ -72,7 +72,7 @@ class DriverLimits(Enforcer):
         if starting or entry.lease.claim is not None:  # the pod's cgroup exists by now
             await self.limits.limit_pods(entry)
         if not (starting or new):
-            await self.limits.resize(entry)
+            await self.limits.put_back(entry)
 
     async def resize(self, entry: CheckpointEntry) -> None:
         if self.limits is not None:

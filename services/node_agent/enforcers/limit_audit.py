@@ -53,7 +53,7 @@ class LimitAudit:
         read: dict[ReadKey, ReadShare] = {}
         violations: list[ViolationFound] = []
         for key in [entry.key for entry in checkpoint.entries]:
-            async with checkpoint.changing:  # limits and records change together
+            async with checkpoint.changing.hold(key[0]):  # limits and records change together
                 entry = checkpoint.by_key.get(key)
                 if entry is None or self._has_ended(entry):
                     continue

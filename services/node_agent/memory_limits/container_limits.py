@@ -48,7 +48,9 @@ logger = logging.getLogger(__name__)
 TRY_S = 30.0
 """Interval of trials whether the driver limits memory."""
 RUNNING_S = 5.0
-"""How long the kubelet's list of containers counts as current."""
+"""How long the kubelet's list of containers counts as current, and why it cannot be read."""
+LIST_S = 2.0
+"""Time limit of reading it: a container that starts meanwhile waits, for 5 s at most."""
 
 LimitSetters = LimitSetter | RemoteLimits
 ListPods = Callable[[], Awaitable[Sequence[KubeletPod]]]
@@ -145,6 +147,8 @@ class ContainerLimits:
         self.agent_limit_reason = ""
         """Why the agent must not report devices, or an empty text."""
         self._listed: tuple[Mapping[PodUid, KubeletPod], float] = ({}, -math.inf)
+        self._unlisted_reason = ""
+        """Why the kubelet's list was not read the last time, or an empty text."""
         self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
         self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
         """Pods and IDs of containers by holder and container, or request."""
@@ -174,7 +178,7 @@ class ContainerLimits:
         limits: dict[DeviceUuid, int] = {}
         for device in sorted(present):
             try:
-                found = await self.setter.accounting(device)
+                driver = await self.setter.accounting(device)
             except LeaseholdError as error:
                 self.reasons[device] = str(error)
                 passing = isinstance(error, UnavailableError) and not isinstance(error, LimitError)
@@ -184,11 +188,11 @@ class ContainerLimits:
                     self._logged.add(str(error))
                     logger.info("memory is not limited by the driver: %s", error)
                 continue
-            self.accounting[device] = found.accounting
+            self.accounting[device] = driver.accounting
             self.reasons.pop(device, None)
-            await self._note_foreign(device, found.foreign)
-            if found.agent_limit_mib is not None:
-                limits[device] = found.agent_limit_mib
+            await self._note_foreign(device, driver.foreign)
+            if driver.agent_limit_mib is not None:
+                limits[device] = driver.agent_limit_mib
         self.agent_limit_reason = "; ".join(
             f"the driver limits this agent itself to {limit_mib} MiB of GPU {device}, which would "
             "be reported as its size: remove the limit on the agent's cgroup, or on one above it"
@@ -240,7 +244,7 @@ class ContainerLimits:
         key = call.holder, call.container
         try:
             pod, container_id = await self._identify(call, entry)
-            async with self.checkpoint.changing:
+            async with self.checkpoint.changing.hold(call.holder):
                 entry = self.checkpoint.by_key.get(entry.key, entry)
                 self._started.setdefault(key, set()).add((pod, container_id))
                 await self._limit_container(entry, pod, container_id)
@@ -345,15 +349,24 @@ class ContainerLimits:
     async def resize(self, entry: CheckpointEntry) -> None:
         """Set the limits of a running container to its entry's, read back.
 
-        A container or pod without a cgroup has none: it is limited when it starts.
-
-        Raises LimitShortageError while more is in use, or another error of the driver.
+        Raises LimitShortageError while more is in use, another error of the driver, or
+        UnavailableError if other runs of the container may have other limits, as they are not seen.
         """
-        running = await self._running()
+        await self.put_back(entry)
+        if entry.lease.claim is None:
+            await self._find_ids(entry, entry.lease.pod)
+
+    async def put_back(self, entry: CheckpointEntry) -> None:
+        """Set the limits of a container to its entry's, as far as it is seen.
+
+        A container or pod without a cgroup has none: it is limited when it starts. Raises the
+        errors of the driver as `resize` does.
+        """
         entries = [*self.checkpoint.entries, entry]  # of a lease, the last one counts
         for pod in entry.lease.users:
+            ids = await self._seen_ids(entry, pod)
             for share in limited_shares(entry):
-                targets = self._targets_of(entry, share, pod, entries, running)
+                targets = self._targets_of(entry, share, pod, entries, ids)
                 if await self._is_beyond(*targets[0]):
                     targets.reverse()
                 for target, wanted in targets:
@@ -370,14 +383,17 @@ class ContainerLimits:
             return False
 
     async def read_back(self, entry: CheckpointEntry) -> DriverReadBack | None:
-        """Return a container's limits and how they differ, or None if its pod has no cgroup."""
-        running = await self._running()
+        """Return a container's limits and how they differ, or None if its pod has no cgroup.
+
+        Containers that are not seen are left out.
+        """
         entries = [*self.checkpoint.entries, entry]  # it may have been forgotten meanwhile
         limits: list[HeldLimit] = []
         differences: list[Difference] = []
         for pod in entry.lease.users:
+            ids = await self._seen_ids(entry, pod)
             for share in limited_shares(entry):
-                for target, wanted in self._targets_of(entry, share, pod, entries, running):
+                for target, wanted in self._targets_of(entry, share, pod, entries, ids):
                     self._targets[target] = wanted.fence
                     try:
                         limit = await self._read(entry, target)
@@ -428,40 +444,64 @@ class ContainerLimits:
         share: Share,
         pod: PodUid,
         entries: Iterable[CheckpointEntry],
-        running: Mapping[PodUid, KubeletPod],
+        ids: Set[str],
     ) -> list[tuple[LimitTarget, Wanted]]:
         """Return the limits that a share needs: of the pod, then of each run of its container."""
         within = pod_limits(entries, pod)[share.device]
         own = Wanted(share.limit_bytes, within.fence)
-        ids = self._ids_of(entry, pod, running) if self._has_own(entry, share.device) else ()
-        containers = (LimitTarget(share.device, pod, container_id) for container_id in sorted(ids))
+        own_ids = sorted(ids) if self._has_own(entry, share.device) else ()
+        containers = (LimitTarget(share.device, pod, container_id) for container_id in own_ids)
         return [(LimitTarget(share.device, pod), within), *((target, own) for target in containers)]
 
-    async def _running(self) -> Mapping[PodUid, KubeletPod]:
-        pods, listed_at = self._listed
-        now = asyncio.get_running_loop().time()
-        if now >= listed_at + RUNNING_S:
-            pods = {pod.uid: pod for pod in await self.list_pods()}
-            self._listed = pods, now
-        return pods
+    async def _seen_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
+        try:
+            return await self._find_ids(entry, pod)
+        except UnavailableError:  # the reason is logged
+            return frozenset()
 
-    def _ids_of(
-        self, entry: CheckpointEntry, pod: PodUid, running: Mapping[PodUid, KubeletPod]
-    ) -> Set[str]:
+    async def _find_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
         """Return the IDs of the containers of a pod that have an entry's shares.
 
-        The kubelet lists a container's ID some time after its start, the hook at its start.
+        The hook names each at its start. Only those that started before this agent did are looked
+        up in the kubelet's list, and they are no containers of claims. Raises UnavailableError if
+        it cannot be read.
         """
-        key = entry.allocation.pod, entry.allocation.container
-        ids = {container_id for of, container_id in self._started.get(key, ()) if of == pod}
-        listed = running.get(pod)
-        if listed is not None and entry.lease.claim is None:
-            ids |= {
-                container_id
-                for container_id, name in listed.container_ids.items()
-                if name == entry.allocation.container
-            }
-        return ids
+        name = entry.allocation.container
+        started = self._started.get((entry.allocation.pod, name), ())
+        ids = {container_id for of, container_id in started if of == pod}
+        if ids or entry.lease.claim is not None:
+            return ids
+        listed = (await self._running()).get(pod)
+        if listed is None:
+            return frozenset()
+        return {container_id for container_id, of in listed.container_ids.items() if of == name}
+
+    async def _running(self) -> Mapping[PodUid, KubeletPod]:
+        """Raises UnavailableError if the kubelet's list cannot be read."""
+        pods, listed_at = self._listed
+        time = asyncio.get_running_loop().time
+        if time() >= listed_at + RUNNING_S:
+            reason = ""
+            try:
+                async with asyncio.timeout(LIST_S):
+                    pods = {pod.uid: pod for pod in await self.list_pods()}
+            except TimeoutError:
+                reason = f"the kubelet did not list its pods within {LIST_S:g} s"
+            except LeaseholdError as error:
+                reason = str(error)
+            self._listed = pods, time()
+            self._note_unlisted(reason)
+        if self._unlisted_reason:
+            raise UnavailableError(
+                "which containers started before the node agent did cannot be seen, so that their "
+                f"limits are neither compared nor changed: {self._unlisted_reason}"
+            )
+        return pods
+
+    def _note_unlisted(self, reason: str) -> None:
+        if reason and reason != self._unlisted_reason:
+            logger.warning("the kubelet's pods cannot be listed for limits of memory: %s", reason)
+        self._unlisted_reason = reason
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:

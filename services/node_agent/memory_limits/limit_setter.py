@@ -9,7 +9,8 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +66,8 @@ class LimitSetter:
         self._file = fences
         self._fences: dict[str, int] | None = None
         """By device and pod; None until they are read."""
+        self._changing = threading.Lock()
+        """Held while the fences change: limits of several pods are set at once."""
         self._accounting: dict[DeviceUuid, Accounting] = {}
 
     async def set(self, target: LimitTarget, *, fence: int, memory_bytes: int) -> MemoryLimit:
@@ -126,10 +129,10 @@ class LimitSetter:
         Cgroups of pods whose limits were set here, and those below them, are left out: their limits
         are compared with leases.
         """
-        fences = await asyncio.to_thread(self._load)
-        own = {pod for of, pod in map(_parts, fences) if of == device}
+        own = await asyncio.to_thread(self._limited_pods, device)
         cgroups = await asyncio.to_thread(lambda: list(self.tree.list_cgroups(own)))
         limits = await self.driver.list(device, cgroups)
+        own = await asyncio.to_thread(self._limited_pods, device)  # others may start meanwhile
         is_misc = self._accounting[device] is Accounting.MISC
         foreign = []
         for path, limit in limits.items():
@@ -139,6 +142,8 @@ class LimitSetter:
             if is_inherited:
                 continue
             pod, _ = parse_cgroup(f"0::/{path.relative_to(self.tree.root)}")
+            if pod is not None and pod in own:
+                continue
             foreign.append(
                 ForeignLimit(
                     cgroup=str(path),
@@ -148,6 +153,9 @@ class LimitSetter:
                 )
             )
         return tuple(foreign[:MOST_FOREIGN])
+
+    def _limited_pods(self, device: DeviceUuid) -> Set[PodUid]:
+        return {pod for of, pod in map(_parts, self._load()) if of == device}
 
     async def _read_back(self, target: LimitTarget, place: _Place) -> MemoryLimit:
         if self._accounting.get(target.device) is Accounting.DMEM:
@@ -188,24 +196,26 @@ class LimitSetter:
 
         Raises LimitError if a higher one is known.
         """
-        fences = self._load()
         key = f"{target.device}/{target.pod}"
-        highest = fences.get(key, -1)
-        if fence < highest:
-            self.refused_fences += 1
-            raise LimitError(
-                LimitFault.OUTDATED,
-                f"the limit on {target} is of fence {highest}, and the request's is {fence}: "
-                "another agent has set it for a newer lease",
-            )
-        if fence > highest:
-            self._save({**fences, key: fence})
+        with self._changing:
+            fences = self._load()
+            highest = fences.get(key, -1)
+            if fence < highest:
+                self.refused_fences += 1
+                raise LimitError(
+                    LimitFault.OUTDATED,
+                    f"the limit on {target} is of fence {highest}, and the request's is {fence}: "
+                    "another agent has set it for a newer lease",
+                )
+            if fence > highest:
+                self._save({**fences, key: fence})
 
     def _forget_ended(self) -> None:
-        fences = self._load()
-        living = self._living(fences)
-        if living != fences:
-            self._save(living)
+        with self._changing:
+            fences = self._load()
+            living = self._living(fences)
+            if living != fences:
+                self._save(living)
 
     def _living(self, fences: dict[str, int]) -> dict[str, int]:
         """Return the fences of pods that have a cgroup."""

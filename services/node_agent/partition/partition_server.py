@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -61,7 +61,7 @@ class PartitionServer:
         self.agent_uid = agent_uid
         self.limits = limits
         self._partitioner = Partitioner(gpus)
-        self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
+        self._locks = WeakValueDictionary[Hashable, asyncio.Lock]()
         self._running: set[asyncio.Task[GoodReply]] = set()
 
     @contextlib.asynccontextmanager
@@ -117,7 +117,7 @@ class PartitionServer:
             return failure_reply(error)
 
     async def _reply_in_order(self, request: Request, pid: int) -> GoodReply:
-        async with self._locks.setdefault(_device_of(request), asyncio.Lock()):
+        async with self._locks.setdefault(_order_of(request), asyncio.Lock()):
             if not isinstance(request, InstancesRequest | PartitionRequest):
                 return await self._reply_on_limit(request, pid)
             gpu = await self._gpu(request.device)
@@ -154,10 +154,18 @@ class PartitionServer:
         return gpus[device]
 
 
-def _device_of(request: Request) -> DeviceUuid:
-    if isinstance(request, SetLimitRequest | GetLimitRequest | ClearLimitRequest):
-        return request.target.device
-    return request.device
+def _order_of(request: Request) -> Hashable:
+    """Return what requests have in common that are carried out one after the other.
+
+    A container that starts does not wait until the limits of all other cgroups are listed.
+    """
+    match request:
+        case SetLimitRequest(target) | GetLimitRequest(target) | ClearLimitRequest(target):
+            return target.device, target.pod
+        case AccountingRequest(device):
+            return device, "accounting"
+        case _:
+            return request.device
 
 
 def _check_request(gpu: Gpu, positions: int) -> None:

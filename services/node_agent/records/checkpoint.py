@@ -18,6 +18,7 @@ from services.node_agent.records.checkpoint_entry import (
     slot_key,
 )
 from services.node_agent.records.device_guard import check_room
+from services.node_agent.records.holder_locks import HolderLocks
 from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -59,8 +60,8 @@ class Checkpoint:
         """It must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
         """Pods without an entry."""
-        self.changing = asyncio.Lock()
-        """Held while an entry and the region of its container change together."""
+        self.changing = HolderLocks()
+        """Held while the entries of a pod, or of a claim, and what limits it change together."""
         self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
         """In Unix time (s), and whether to start the container."""
         self._writing = asyncio.Lock()

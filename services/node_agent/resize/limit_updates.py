@@ -122,7 +122,7 @@ class LimitUpdater:
         if node is None:
             return {}
         for key in [entry.key for entry in self.checkpoint.entries]:
-            async with self.checkpoint.changing:
+            async with self.checkpoint.changing.hold(key[0]):
                 entry = self.checkpoint.by_key.get(key)
                 lease = self.leases.find(key[0])
                 if entry is None or lease is None:
@@ -175,7 +175,7 @@ class LimitUpdater:
         """
         try:
             await self.node.enforcers.resize(entry)
-        except UnavailableError as error:
+        except LeaseholdError as error:
             if limited_shares(entry):
                 logger.warning(
                     "container %s keeps its limits: %s", entry.allocation.container, error
@@ -188,7 +188,7 @@ class LimitUpdater:
 
     async def _lower(self, lease: Lease, resize_id: str) -> None:
         node = self.node.require_snapshot()
-        async with self.checkpoint.changing:
+        async with self.checkpoint.changing.hold(lease.pod):
             lowered = [
                 smaller
                 for entry in self._entries_of(lease.pod)
@@ -241,7 +241,7 @@ class LimitUpdater:
     async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
         """Restore limits of a resize that did not happen, unless other pods have what was free."""
         refused = ""
-        async with self.checkpoint.changing:
+        async with self.checkpoint.changing.hold(pod):
             for entry in self._entries_of(pod):
                 if entry.lowered is not None and entry.lowered.resize_id == resize_id:
                     refused += await self._save(replace(entry, lowered=None), entry)
@@ -284,7 +284,7 @@ class LimitUpdater:
         rest of the device may be in use.
         """
         lease = structs.replace(lowered.lease, resized_at=resized_at)
-        async with self.checkpoint.changing:
+        async with self.checkpoint.changing.hold(pod):
             for entry in self._entries_of(pod):
                 kept = replace(entry, allocation=replace(entry.allocation, lease=lease))
                 if entry.lowered is not None:

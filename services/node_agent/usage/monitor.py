@@ -233,13 +233,8 @@ class UsageMonitor(Collector):
         pids = {
             process.pid: sample.sampled_at_s for sample in devices for process in sample.processes
         }
-        async with self.checkpoint.changing:
-            containers = self._leased_containers(complete=complete)
-            if containers or pids:
-                regions, origins = await asyncio.to_thread(self._read_host, containers, pids)
-            else:
-                regions = {}
-                origins = {}
+        containers, regions = await self._read_regions(complete=complete)
+        origins = await asyncio.to_thread(self._read_origins, pids) if pids else {}
         pods = await self._list_pods(origins.values())
         instances = await self._list_instances(containers)
         living = await self._living_pids(containers, regions, origins, pods or {})
@@ -428,28 +423,43 @@ class UsageMonitor(Collector):
         listed = await self._known(self.node.pod_resources.list_holdings(), None)
         return frozenset() if listed is None else listed.claims
 
-    def _read_host(
-        self, containers: Sequence[LeasedContainer], pids: Mapping[int, float | None]
-    ) -> tuple[Regions, dict[int, ProcessOrigin]]:
-        regions = {
-            container.key: read_region(container.region_path)
-            for container in containers
-            if container.region_path is not None
-        }
+    async def _read_regions(self, *, complete: bool) -> tuple[tuple[LeasedContainer, ...], Regions]:
+        """Return the containers, and the regions that belong to their entries.
+
+        Those of a pod or claim that is being changed are read after it, and after all others.
+        """
+        containers: tuple[LeasedContainer, ...] = ()
+        regions: Regions = {}
+        left = self.checkpoint.pods
+        while left:
+            async with self.checkpoint.changing.hold_free(left) as holders:
+                listed = self._leased_containers(complete=complete)
+                unread = tuple(container for container in listed if container.key[0] in holders)
+                if any(container.region_path for container in unread):
+                    regions = {**regions, **await asyncio.to_thread(_read_all, unread)}
+            containers += unread
+            left -= holders
+        return containers, regions
+
+    def _read_origins(self, pids: Mapping[int, float | None]) -> dict[int, ProcessOrigin]:
         read = ((pid, read_origin(pid, self.proc, reported_at_s=at)) for pid, at in pids.items())
-        return regions, {pid: origin for pid, origin in read if origin is not None}
+        return {pid: origin for pid, origin in read if origin is not None}
 
     async def _restore(self, altered: Set[ContainerKey], *, complete: bool) -> None:
         """Restore limits, unless they are correct by now: leases may have changed since."""
-        if not altered:
-            self._unrestored = set()
-            return
-        async with self.checkpoint.changing:
-            containers = self._leased_containers(complete=complete)
-            again = [container for container in containers if container.key in altered]
-            await asyncio.to_thread(self._restore_regions, again)
+        failed = set[ContainerKey]()
+        for holder in {key[0] for key in altered}:
+            async with self.checkpoint.changing.hold(holder):
+                containers = self._leased_containers(complete=complete)
+                again = [
+                    container
+                    for container in containers
+                    if container.key in altered and container.key[0] == holder
+                ]
+                failed |= await asyncio.to_thread(self._restore_regions, again)
+        self._unrestored = failed
 
-    def _restore_regions(self, containers: Sequence[LeasedContainer]) -> None:
+    def _restore_regions(self, containers: Sequence[LeasedContainer]) -> set[ContainerKey]:
         """Write the limits back; replace what is no longer a region by a fresh one.
 
         Processes that have the old file open continue with it, and count as outside any region.
@@ -464,7 +474,7 @@ class UsageMonitor(Collector):
                 failed.add(container.key)
                 if container.key not in self._unrestored:
                     logger.warning("altered limits could not be restored: %s", error)
-        self._unrestored = failed
+        return failed
 
     async def _identify(self, containers: Sequence[MeasuredContainer]) -> None:
         written = set[tuple[ContainerKey, int]]()
@@ -518,3 +528,11 @@ class UsageMonitor(Collector):
         if named:
             with contextlib.suppress(asyncio.QueueFull):  # no consumer; the metrics show them
                 self._queue.put_nowait(named)
+
+
+def _read_all(containers: Iterable[LeasedContainer]) -> Regions:
+    return {
+        container.key: read_region(container.region_path)
+        for container in containers
+        if container.region_path is not None
+    }

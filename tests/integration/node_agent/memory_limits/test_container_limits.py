@@ -71,6 +71,8 @@ class Containers:
     node: LimitedNode
     checkpoint: Checkpoint
     pods: list[KubeletPod] = field(default_factory=list)
+    list_error: LeaseholdError | None = None
+    """Why the kubelet does not list its pods."""
     pid: int = 1000
 
     def limits(self) -> ContainerLimits:
@@ -90,6 +92,8 @@ class Containers:
         )
 
     async def list_pods(self) -> list[KubeletPod]:
+        if self.list_error is not None:
+            raise self.list_error
         return self.pods
 
     async def give(self, lease: Lease) -> list[CheckpointEntry]:
@@ -479,6 +483,43 @@ async def test_limits_of_a_container_that_is_forgotten_meanwhile_are_read_back(
     assert read is not None
     assert not read.differences
     assert [limit.memory_bytes for limit in read.limits] == [4000 * MIB]
+
+
+async def test_containers_that_are_not_seen_are_neither_resized_nor_taken_for_compared(
+    containers: Containers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent knows those that started before it from the kubelet alone."""
+    entry = await containers.run(containers.limits(), driver_lease(driver_share(2000)))
+    own = containers.path(container_id=ID)
+    containers.list_error = RequestError("GET /pods failed: 403: pods is forbidden")
+    restarted = containers.limits()
+    containers.node.driver.set_limit(GPU, own, 9000 * MIB)
+    containers.node.driver.set_limit(GPU, containers.path(), 9000 * MIB)
+
+    (difference,) = await audit(restarted)
+
+    assert f"for {LimitTarget(DEVICE, POD)} " in difference.text
+    assert containers.node.limits() == {containers.path(): 2000 * MIB, own: 9000 * MIB}
+    assert caplog.text.count("cannot be listed for limits of memory: GET /pods failed: 403") == 1
+    larger = entry_of(driver_lease(driver_share(3000)))
+    with pytest.raises(UnavailableError, match=r"cannot be seen.*pods is forbidden"):
+        await restarted.resize(larger)
+    containers.list_error = None
+    restarted._listed = ({}, -math.inf)
+    await restarted.resize(entry)
+    assert set(containers.node.limits().values()) == {2000 * MIB}
+
+
+async def test_a_container_whose_hook_called_is_resized_without_the_kubelets_list(
+    containers: Containers,
+) -> None:
+    limits = containers.limits()
+    containers.list_error = UnavailableError("GET /pods failed: 500")
+    await containers.run(limits, driver_lease(driver_share(2000)))
+
+    await limits.resize(entry_of(driver_lease(driver_share(3000))))
+
+    assert set(containers.node.limits().values()) == {3000 * MIB}
 
 
 async def test_an_older_agent_does_not_raise_what_a_newer_lease_limits(

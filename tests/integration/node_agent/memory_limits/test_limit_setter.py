@@ -21,6 +21,7 @@ from services.node_agent.gpus.memory_limits import (
     LimitFault,
     LimitTarget,
 )
+from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.partition.partition_server import PartitionServer
@@ -232,6 +233,20 @@ async def test_fences_are_forgotten_with_their_pods(node: LimitedNode) -> None:
         await setter.set(TARGET, fence=7, memory_bytes=1024 * MIB)
 
 
+async def test_fences_of_pods_that_are_limited_at_once_are_all_kept(node: LimitedNode) -> None:
+    pods = [PodUid(f"{number:08x}-4e5f-6071-8293-a4b5c6d7e8f9") for number in range(20)]
+    for pod in pods:
+        node.tree.make_pod(pod)
+    setter = node.setter()
+
+    await asyncio.gather(
+        *(setter.set(LimitTarget(DEVICE, pod), fence=3, memory_bytes=GIB) for pod in pods)
+    )
+
+    fences = json.loads((node.root / "fences.json").read_text())
+    assert fences == {f"{DEVICE}/{pod}": 3 for pod in pods}
+
+
 async def test_fences_that_are_unreadable_set_nothing(node: LimitedNode) -> None:
     node.make_container()
     (node.root / "fences.json").write_text("[")
@@ -287,6 +302,32 @@ async def test_the_agent_reaches_it_on_the_partitioners_socket(node: LimitedNode
 
     with pytest.raises(UnavailableError, match="no partitioner responds"):
         await remote.get(TARGET)
+
+
+async def test_a_limit_is_set_while_limits_of_other_programs_are_looked_for(
+    node: LimitedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long where there are many cgroups; the pod of the limit is none of another one."""
+    node.make_container()
+    node.make_container(OTHER_POD)
+    listing = asyncio.Event()
+    go_on = asyncio.Event()
+    list_limits = NvmlMemoryLimits.list
+
+    async def list_slowly(*arguments: Any) -> Any:
+        listing.set()
+        await go_on.wait()
+        return await list_limits(*arguments)
+
+    monkeypatch.setattr(NvmlMemoryLimits, "list", list_slowly)
+    async with served(node) as remote, asyncio.timeout(10):
+        looking = asyncio.create_task(remote.accounting(DEVICE))
+        await listing.wait()
+        try:
+            assert (await remote.set(TARGET, fence=1, memory_bytes=GIB)).hard_bytes == GIB
+        finally:
+            go_on.set()
+        assert (await looking).foreign == ()
 
 
 def random_line(source: random.Random) -> bytes:

@@ -1,5 +1,7 @@
 """Sizes of running containers whose memory the driver holds: an agent replies, its driver sets."""
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,11 +11,13 @@ import pynvml
 import pytest
 from msgspec import structs
 
+from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.gpus.memory_limits import Accounting
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.leases.lease import MIB, Lease, LeaseState, ShareSize
 from simcluster.gpu_driver.control import VARIABLE, control
 from simcluster.kubelet.programs.cgroups import VARIABLE as CGROUP
+from tests.integration.node_agent.test_blindness import failing
 from tests.support.gpu_driver import GpuDriver
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.mixed_node import driver_limits, limited_cluster
@@ -105,6 +109,73 @@ async def test_more_that_the_driver_does_not_set_is_given_back(
         assert (await request(cluster, larger)).applied
         assert held_mib(cluster) == {6_000}
         assert limit_mib(cluster.region_of(lease)) == 6_000
+
+
+@pytest.mark.parametrize("code", [403, 500])
+async def test_more_waits_while_the_kubelet_does_not_list_the_containers_of_an_earlier_agent(
+    driver_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    assert driver_folder.is_dir()
+    monkeypatch.setenv(VARIABLE, "")
+    async with pod_of(tmp_path / "hook", "dmem") as (cluster, lease):
+        agent = cluster.agent
+        assert agent is not None
+        driver = agent.node.enforcers.by_name["driver"]
+        assert isinstance(driver, DriverLimits)
+        assert driver.limits is not None
+        driver.limits._started.clear()  # as after a restart
+        larger = cluster.ledger.grant(sized(lease, 6_000))
+        await cluster.push_lease(larger)
+        with monkeypatch.context() as denied:
+            denied.setattr(
+                type(cluster.node.kubelet.endpoint),
+                "_check_allowed",
+                lambda *_: (_ for _ in ()).throw(failing(code)),
+            )
+            driver.limits._listed = ({}, -math.inf)
+
+            reply = await request(cluster, larger)
+
+            assert not reply.applied
+            assert "cannot be seen" in reply.reason
+            assert f"failed: {code}" in reply.reason
+            assert reply.kept == ShareSize(memory_mib=4_000, cores_percent=10)
+            (entry,) = agent.checkpoint.entries
+            assert entry.lease.shares[0].memory_mib == 4_000
+            assert held_mib(cluster) == {4_000}
+            await agent.usage.audit.audit()
+            assert not agent.usage.audit.violations
+        driver.limits._listed = ({}, -math.inf)
+
+        assert (await request(cluster, larger)).applied
+        assert held_mib(cluster) == {6_000}
+
+
+async def test_a_pod_starts_while_the_driver_does_not_respond_for_the_gpu_of_another_one(
+    driver_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hook waits for 5 s at most."""
+    assert driver_folder.is_dir()
+    monkeypatch.setenv(VARIABLE, "")
+    async with limited_cluster("2xT4", tmp_path / "hook", "dmem") as cluster:
+        agent = cluster.agent
+        assert agent is not None
+        first = await cluster.run_pod("one", share(0, 4_000, **HELD))
+        state = cluster.node.kubelet.files.gpu_state
+        control(state, "set", first.shares[0].device, "hang", "1")
+        auditing = asyncio.create_task(agent.usage.audit.audit())
+        await until(lambda: agent.checkpoint.changing.is_held(first.pod))
+
+        second = await cluster.run_pod("two", share(1, 2_000, fence=2, **HELD))
+
+        assert agent.checkpoint.changing.is_held(first.pod)
+        assert {
+            amount // MIB
+            for (device, _), amount in driver_limits(cluster).items()
+            if device == second.shares[0].device
+        } == {2_000}
+        control(state, "set", first.shares[0].device, "hang", "0")
+        await auditing
 
 
 async def test_the_driver_and_hami_core_have_equal_limits_and_a_difference_is_repaired(
