@@ -15,9 +15,9 @@ from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.devices.enforcers import (
     INSTANCE,
     NO_DEMAND,
-    UNHELD,
     WHOLE,
     HeldBy,
+    Holding,
     SharingMode,
 )
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -65,7 +65,10 @@ def reservation_of(
         device, use, profile = devices[allocated.device]
         if profile is None:
             demand = NO_DEMAND if claim.is_of_one_pod else BY_CONTAINER
-            shares.append(share_of(allocated, device, demand, use.mode))
+            holding = holding_of(allocated, device, demand, use.mode)
+            if holding is None:
+                return _unheld_text(claim.node, device, demand, use.mode)
+            shares.append(share_of(allocated, device, holding))
         else:
             shares.append(instance_of(allocated, device, profile))
             if device.uuid not in profiles:
@@ -110,20 +113,30 @@ def reservation_of(
     )
 
 
-def share_of(
+def holding_of(
     allocated: AllocatedDevice, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
-) -> Share:
-    """Return the share of a device in this mode that was allocated.
+) -> Holding | None:
+    """Return what holds what was allocated of a device in this mode, or None if nothing does."""
+    if is_whole(allocated, device):
+        return WHOLE
+    return device.offer.holding(demand, mode=mode, capped=allocated.cores_percent > 0)
+
+
+def is_whole(allocated: AllocatedDevice, device: Device) -> bool:
+    """Return whether no other claim can share the device: all of its memory is allocated."""
+    memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
+    return memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
+
+
+def share_of(allocated: AllocatedDevice, device: Device, holding: Holding) -> Share:
+    """Return the share that was allocated.
 
     All memory of a device makes the share exclusive. A share without cores fits beside others that
     have them all, as the scheduler's sum of capacities has it.
     """
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
-    whole = memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
+    whole = is_whole(allocated, device)
     sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
-    capped = allocated.cores_percent > 0
-    held = device.offer.holding(demand, mode=mode, capped=capped)
-    holding = WHOLE if whole else held or UNHELD
     return structs.replace(
         _share(allocated, device, memory_mib),
         cores_percent=ALL_PERCENT if whole else allocated.cores_percent,
@@ -133,6 +146,21 @@ def share_of(
         compute=holding.compute,
         mode=holding.mode,
     )
+
+
+def _unheld_text(
+    node: NodeName, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
+) -> str:
+    where = _gpu(device, node)
+    if device.offer.holding(demand, mode="", capped=True) is not None:
+        return f"{where} is shared in mode {mode} until the last of its leases ends"
+    missing = device.missing_text or "no limits would be enforced"
+    if demand == BY_CONTAINER and device.offer.memory:
+        return (
+            f"{where} has no HAMi-core, which limits claims that several pods may use: {missing}. "
+            "Give each pod a claim of its own, by a ResourceClaimTemplate"
+        )
+    return f"nothing holds a part of {where}: {missing}"
 
 
 def choose_places(

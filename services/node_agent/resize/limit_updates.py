@@ -11,7 +11,7 @@ ledger has lost the lease.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -200,6 +200,7 @@ class LimitUpdater:
                 )
             for entry in lowered:
                 await self._check_use(entry)
+            await self._lower_driver(lowered)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
                 await self._save(entry, entry)
@@ -211,13 +212,31 @@ class LimitUpdater:
             await self._raise_again(lease.pod, resize_id)
             raise
 
+    async def _lower_driver(self, lowered: Sequence[CheckpointEntry]) -> None:
+        """Have the driver set smaller limits before they are recorded, or none.
+
+        Raises ShortageError if the driver does not, as more is in use: the library's limits then
+        stay as well.
+        """
+        limited = [entry for entry in lowered if limited_shares(entry)]
+        try:
+            for entry in limited:
+                await self._resize_driver(entry)
+        except LeaseholdError:
+            for entry in limited:
+                await self._write(self.checkpoint.by_key[entry.key])
+            raise
+
+    async def _resize_driver(self, entry: CheckpointEntry) -> None:
+        try:
+            await self.node.enforcers.resize(entry)
+        except LimitShortageError as error:
+            raise ShortageError(str(error), error.used_mib) from error
+
     async def _check(self, entry: CheckpointEntry) -> None:
         """Raise ShortageError or UnavailableError unless the smaller limits hold."""
         if limited_shares(entry):
-            try:
-                await self.node.enforcers.resize(entry)
-            except LimitShortageError as error:
-                raise ShortageError(str(error), error.used_mib) from error
+            await self._resize_driver(entry)
         await self._check_use(entry)
 
     async def _check_use(self, entry: CheckpointEntry) -> None:

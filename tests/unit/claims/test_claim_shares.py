@@ -1,6 +1,7 @@
 """The leases of ResourceClaims whose names are as long, and as many, as Kubernetes allows."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
-from shared.model.devices.enforcers import Offer
+from shared.model.devices.enforcers import NOTHING_OFFERED, MissingEnforcer, Offer
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply
@@ -109,6 +110,27 @@ def test_the_driver_holds_only_claims_that_are_one_pods_own(
     assert isinstance(wanted, Reservation)
     [share] = wanted.candidates[0].shares
     assert (share.memory, share.compute, share.mode) == (memory, "hami-core", mode or memory)
+
+
+@pytest.mark.parametrize(
+    ("offer", "mode", "text"),
+    [
+        (NOTHING_OFFERED, "", "nothing holds a part of .*: no library"),
+        (Offer(memory=("driver",), compute=()), "", "by a ResourceClaimTemplate"),
+        (Offer(memory=("hami-core",), compute=("hami-core",)), "mps", "shared in mode mps until"),
+    ],
+)
+def test_a_claim_is_refused_where_nothing_would_hold_its_part(
+    offer: Offer, mode: Any, text: str
+) -> None:
+    missing = (MissingEnforcer("hami-core", "no library"),)
+    gpu = replace(GPU, offer=offer, missing=missing)
+    shared = structs.replace(use(100, 0, 1) if mode else use(0, 0, 0), mode=mode)
+
+    refused = reservation_of(read_claim("gpu"), ledger_node("n1", (gpu, shared)))
+
+    assert isinstance(refused, str)
+    assert re.search(text, refused)
 
 
 def test_whatever_the_names_a_lease_that_is_not_refused_has_room_in_the_claims_status() -> None:
