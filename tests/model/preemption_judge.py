@@ -33,8 +33,12 @@ class PreemptionJudge:
         self._victims = dict[str, int]()
         """Of all plans, with the priority of the pods for which they end."""
         self.evicted = set[str]()
+        self._last_leased = defaultdict[str, dict[str, float]](dict)
+        """By gang and pod, when it last had a lease."""
 
     def look(self, ledger: RawLedger, *, is_clock_wrong: bool) -> Iterator[str]:
+        for lease in ledger.leases.values():
+            self._last_leased[lease.gang][lease.pod] = self.world.loop.time()
         for plan in ledger.preemptions:
             key = (plan.id, plan.opened_at)
             if key not in self._seen:
@@ -63,23 +67,22 @@ class PreemptionJudge:
     def _parts_of_gangs(self, plan: RawPreemption, ledger: RawLedger) -> Iterator[str]:
         """Yield gangs of which a plan leaves fewer than their minimum, but some.
 
-        A pod that got its lease shortly before may be missing in the plan, or be one of those that
-        are left.
+        A pod that got its lease shortly before may be missing in the plan; it counts among those
+        that are left, as does one whose lease ended shortly before.
         """
         ending = {pod for other in ledger.preemptions for pod in other.victims}
         gangs = defaultdict[str, set[str]](set)
-        young = defaultdict[str, set[str]](set)
+        unseen_s = self.world.loop.time() - UNSEEN_S
         for lease in ledger.leases.values():
             pod = self.world.api.find(PodUid(lease.pod))
             is_old = lease.created_at < plan.opened_at - UNSEEN_S
             if lease.gang and pod is not None and not pod.deleting:
-                is_counted = is_old or lease.pod in ending
-                (gangs if is_counted else young)[lease.gang].add(lease.pod)
+                gangs[lease.gang] |= {lease.pod} if is_old or lease.pod in ending else set()
         for gang, pods in gangs.items():
             is_hit = not pods.isdisjoint(plan.victims)
             left = pods - ending
-            staying = left | young[gang]
-            if is_hit and left and len(staying) < least_of(gang) <= len(pods):
+            seen = {pod for pod, at in self._last_leased[gang].items() if at >= unseen_s}
+            if is_hit and left and len(seen - ending) < least_of(gang) <= len(pods):
                 yield f"P5: of {gang}, {plan.id} ends {sorted(plan.victims)} and not {sorted(left)}"
             elif is_hit and not left:
                 self.figures["whole victim gangs"] += 1
