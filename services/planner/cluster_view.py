@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.planner.plan import ClusterSnapshot
 from shared.ledger.leases import RedisLeases
+from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import LedgerChange, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
@@ -29,8 +30,9 @@ class PodReader(Protocol):
 class LeaseMirror:
     """The ledger's nodes with their leases: only what has changed is read again.
 
-    The feed of the ledger names the nodes that change. For example, after a pod was bound the next
-    call of `nodes` reads one node, however many there are.
+    The feed of the ledger names the nodes that change. For example, after a pod was reserved the
+    next call of `nodes` reads one node, however many there are. That a lease becomes bound or
+    active is not in the feed: its node is read at each call until all its leases are active.
     """
 
     ledger: RedisLeases
@@ -39,6 +41,8 @@ class LeaseMirror:
         self._totals: dict[NodeName, NodeTotals] = {}
         self._node_of: dict[DeviceUuid, NodeName] = {}
         self._stale: set[NodeName] = set()
+        self._starting: set[NodeName] = set()
+        """Nodes with leases that are not active yet."""
         self._follows = False
         self._reading = asyncio.Lock()
         self.awaited = frozenset[NodeName]()
@@ -83,9 +87,10 @@ class LeaseMirror:
             if not self._follows:
                 pages = [page async for page in self.ledger.totals.pages()]
                 self._totals = {}
+                self._starting = set()
                 self._put(totals for page in pages for totals in page)
-            elif self._stale:
-                names = sorted(self._stale)
+            elif self._stale or self._starting:
+                names = sorted(self._stale | self._starting)
                 self._stale.clear()
                 try:
                     read = await self.ledger.totals.of_nodes(names)
@@ -94,6 +99,7 @@ class LeaseMirror:
                     raise
                 for name in names:
                     self._totals.pop(name, None)
+                self._starting.difference_update(names)
                 self._put(read)
             return [self._totals[name] for name in sorted(self._totals)]
 
@@ -101,6 +107,8 @@ class LeaseMirror:
         for totals in read:
             name = totals.node.facts.name
             self._totals[name] = totals
+            if any(lease.state is not LeaseState.ACTIVE for lease in totals.leases):
+                self._starting.add(name)
             self._node_of |= {device.uuid: name for device, _ in totals.node.devices}
 
 

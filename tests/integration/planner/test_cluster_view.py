@@ -1,11 +1,13 @@
 """The planner's mirror of the ledger, on a real Valkey."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 
 from services.planner.cluster_view import LeaseMirror
 from shared.ledger.leases import RedisLeases
+from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.world import running
@@ -37,12 +39,36 @@ async def test_only_nodes_that_have_changed_are_read_again(
             await until(mirror.nodes, lambda _: len(read) > 0)
             assert read == [["a", "b"]]
             for name, node in (("p", "a"), ("q", "b")):
-                await reserve(leases, reservation(name, share(node, 0, 4_000), node=node))
+                await leases.bind(
+                    await reserve(leases, reservation(name, share(node, 0, 4_000), node=node))
+                )
+                await leases.activate([(PodUid(name), NodeName(node))])
                 await until(is_current)
+            read.append([])
+            await mirror.nodes()
             await leases.release([PodUid("p")], reason="it was deleted")
             await until(is_current)
 
-    assert read[1:] == [["a"], ["b"], ["a"]]
+    names = [list(group) for group, _ in groupby(read[1:])]
+    assert names == [["a"], ["b"], [], ["a"]]
+
+
+async def test_a_lease_is_seen_to_become_bound_and_active(url: str) -> None:
+    """Its node does not change by that, and is not in the feed."""
+    async with ledger(url, {"a": 1}) as leases:
+        mirror = LeaseMirror(leases)
+        async with running(mirror.follow_ledger):
+
+            async def state() -> LeaseState:
+                return (await mirror.nodes())[0].leases[0].state
+
+            reserved = await reserve(leases, reservation("p", share("a", 0, 4_000)))
+            await until(mirror.nodes, lambda nodes: bool(nodes[0].leases))
+            assert await state() is LeaseState.RESERVED
+            await leases.bind(reserved)
+            assert await state() is LeaseState.BOUND
+            await leases.activate([(PodUid("p"), NodeName("a"))])
+            assert await state() is LeaseState.ACTIVE
 
 
 async def test_without_the_feed_of_changes_everything_is_read(url: str) -> None:
