@@ -13,6 +13,7 @@ from msgspec import structs
 
 from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.gpus.memory_limits import Accounting
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.leases.lease import MIB, Lease, LeaseState, ShareSize
 from simcluster.gpu_driver.control import VARIABLE, control
@@ -64,14 +65,24 @@ async def test_less_than_is_in_use_is_not_set_until_less_is_in_use(
         driver = GpuDriver(folder=driver_folder, state=cluster.node.kubelet.files.gpu_state)
         load = driver.load(**{CGROUP: cluster.env("one")[CGROUP]})
         assert load.fits("3g")
+        assert cluster.agent is not None
+        checkpoint = cluster.agent.checkpoint
+        recorded: list[bool] = []
+        save = checkpoint.save
+
+        async def noted(entry: CheckpointEntry, **more: Any) -> None:
+            recorded.append(entry.lowered is not None)
+            await save(entry, **more)
+
+        monkeypatch.setattr(checkpoint, "save", noted)
 
         refused = await request(cluster, sized(lease, 2_000), "first")
 
         assert not refused.applied
+        assert not any(recorded)  # else a scan would write it into the library's region meanwhile
         assert refused.in_use_mib >= 3 * 1024
         assert held_mib(cluster) == {4_000}
-        assert cluster.agent is not None
-        (entry,) = cluster.agent.checkpoint.entries
+        (entry,) = checkpoint.entries
         assert (entry.lease.shares, entry.lowered) == (lease.shares, None)
         assert limit_mib(cluster.region_of(lease)) == 4_000
         load.kill()
