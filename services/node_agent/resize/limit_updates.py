@@ -207,7 +207,7 @@ class LimitUpdater:
         await self.node.clock.sleep(self.node.timing.limit_settle_s)
         try:
             for entry in lowered:
-                await self._check(entry)
+                await self._check_use(entry)
         except LeaseholdError:
             await self._raise_again(lease.pod, resize_id)
             raise
@@ -221,23 +221,13 @@ class LimitUpdater:
         limited = [entry for entry in lowered if limited_shares(entry)]
         try:
             for entry in limited:
-                await self._resize_driver(entry)
-        except LeaseholdError:
+                await self.node.enforcers.resize(entry)
+        except LeaseholdError as error:
             for entry in limited:
                 await self._write(self.checkpoint.by_key[entry.key])
+            if isinstance(error, LimitShortageError):
+                raise ShortageError(str(error), error.used_mib) from error
             raise
-
-    async def _resize_driver(self, entry: CheckpointEntry) -> None:
-        try:
-            await self.node.enforcers.resize(entry)
-        except LimitShortageError as error:
-            raise ShortageError(str(error), error.used_mib) from error
-
-    async def _check(self, entry: CheckpointEntry) -> None:
-        """Raise ShortageError or UnavailableError unless the smaller limits hold."""
-        if limited_shares(entry):
-            await self._resize_driver(entry)
-        await self._check_use(entry)
 
     async def _check_use(self, entry: CheckpointEntry) -> None:
         key = entry.allocation.pod, entry.allocation.container
