@@ -338,10 +338,12 @@ async def stack(
     webhook: bool = False,
     placers: int = 1,
     env: Mapping[str, str] | None = None,
+    loader: bool = False,
 ) -> AsyncIterator[Stack]:
     """Bring Leasehold up, and down again; its logs are shown if it does not come up.
 
     The webhook is left out unless it is wanted: tests try what it would keep out of the cluster.
+    With `loader` all programs are executed, since `env` has variables of the dynamic loader.
     At the end, no pod may have been reported to see GPUs without a lease, unless some were to.
     """
     root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
@@ -350,7 +352,11 @@ async def stack(
         flags = ("--headless", "--state", str(root), "--without", left_out)
         handover = () if webhook else ("--no-kube-scheduler",)  # nothing hands pods over
         wanted = ("--placers", str(placers), *handover, *options)
-        up = await command("up", *flags, *wanted, env=env, limit_s=START_S)
+        words = ("up", *flags, *wanted)
+        if loader:
+            up = await run(*LEASEHOLD, *words, env=env, limit_s=START_S)
+        else:
+            up = await command(*words, env=env, limit_s=START_S)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
             started = Stack(root, kube)
