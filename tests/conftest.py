@@ -1,7 +1,7 @@
 """Settings of all tests."""
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
 import yaml
@@ -22,7 +22,6 @@ settings.register_profile("any machine", deadline=None, derandomize=True, max_ex
 settings.register_profile("fuzz", deadline=None, max_examples=2_000, derandomize=False)
 settings.load_profile("any machine")
 
-ROOT = Path(__file__).parents[1]
 SERVERS = {"e2e", "hardware", "integration", "real"}
 """Folders of tests that run real servers and processes."""
 LONG = (
@@ -58,12 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     for item in items:
-        folders = item.path.relative_to(ROOT).parts
+        folders = item.nodeid.partition("::")[0].split("/")
         if SERVERS.intersection(folders) and item.get_closest_marker("servers") is None:
             item.add_marker(pytest.mark.servers)
         if item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
-        if IN_CI and folders[:2] == ("tests", "e2e"):
+        if IN_CI and folders[:2] == ["tests", "e2e"]:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
 
 

@@ -1,7 +1,6 @@
 """What tests on a running stack share: one loop, and for those of a folder one stack."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -9,11 +8,13 @@ import pytest_asyncio
 from tests.support.dialects.checklist import delete_all_pods
 from tests.support.stack import Stack
 
+FOLDER = "tests/e2e/"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of this folder in the loop of the session, where their stacks are."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and pytest_asyncio.is_async_test(item):
+        if item.nodeid.startswith(FOLDER) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 

@@ -35,7 +35,8 @@ async def variables(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, st
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(variables: Mapping[str, str]) -> AsyncIterator[Stack]:
     library = ("--library-source", str(LIBRARIES[0])) if LIBRARIES else ()
-    async with stack("--gpus", "local", *library, "--combined", env=variables) as started:
+    flags = ("--gpus", "local", *library, "--combined")
+    async with stack(*flags, env=variables, loader=True) as started:
         yield started
 
 

@@ -1,13 +1,14 @@
 """The `leasehold` command without its start: `python -m tests.support.command_server SOCKET`.
 
 A process that has imported the command is forked for each call, since the imports take a second of
-processor time and end-to-end tests call the command hundreds of times.
+processor time and end-to-end tests call the command hundreds of times. `leasehold up` forks it for
+each service.
 """
 
 import atexit
+import gc
 import json
 import os
-import pkgutil
 import signal
 import socket
 import subprocess
@@ -15,12 +16,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import IO
 
 import services.cli
 from services.cli.__main__ import main
+from tests.support.forked_modules import fork_modules, import_package, import_what_services_share
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 1 << 20
@@ -77,8 +78,9 @@ def _server() -> str:
 
 def serve(path: str) -> None:
     """Fork for each connection, until killed."""
-    for module in pkgutil.walk_packages(services.cli.__path__, "services.cli."):
-        import_module(module.name)
+    import_package(services.cli)
+    import_what_services_share()
+    gc.freeze()  # a collection in a fork would copy the memory of what is imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve a call
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -108,6 +110,7 @@ def _serve_call(connection: socket.socket) -> None:
         os.environ.clear()
         os.environ.update(variables)
         sys.argv = [str(Path(services.cli.__path__[0], "__main__.py")), *words]
+        fork_modules()
         _run()
     _, status = os.waitpid(command, 0)
     connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())

@@ -72,6 +72,14 @@ async def run(
     return Done(process.returncode or 0, out.decode(), err.decode())
 
 
+async def command(
+    *arguments: str, env: Mapping[str, str] | None = None, limit_s: float = 90.0
+) -> Done:
+    """Run the `leasehold` command in a fork of a process that has imported it."""
+    variables = {**os.environ, **(env or {})}
+    return Done(*await asyncio.to_thread(call, arguments, variables, limit_s=limit_s))
+
+
 @dataclass(slots=True)
 class Stack:
     """One running `leasehold up`."""
@@ -167,9 +175,7 @@ class Stack:
         return (*url, *trusting, "--nats-credentials", str(self.secret("nats", user)))
 
     async def leasehold(self, *arguments: str) -> Done:
-        """Run the command in a fork of a process that has imported it."""
-        words = (*arguments, "--state", str(self.root))
-        return Done(*await asyncio.to_thread(call, words, os.environ, limit_s=90.0))
+        return await command(*arguments, "--state", str(self.root))
 
     async def kubectl(self, *arguments: str, stdin: str = "") -> Done:
         assert KUBECTL is not None
@@ -332,10 +338,12 @@ async def stack(
     webhook: bool = False,
     placers: int = 1,
     env: Mapping[str, str] | None = None,
+    loader: bool = False,
 ) -> AsyncIterator[Stack]:
     """Bring Leasehold up, and down again; its logs are shown if it does not come up.
 
     The webhook is left out unless it is wanted: tests try what it would keep out of the cluster.
+    With `loader` all programs are executed, since `env` has variables of the dynamic loader.
     At the end, no pod may have been reported to see GPUs without a lease, unless some were to.
     """
     root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
@@ -344,7 +352,11 @@ async def stack(
         flags = ("--headless", "--state", str(root), "--without", left_out)
         handover = () if webhook else ("--no-kube-scheduler",)  # nothing hands pods over
         wanted = ("--placers", str(placers), *handover, *options)
-        up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env, limit_s=START_S)
+        words = ("up", *flags, *wanted)
+        if loader:
+            up = await run(*LEASEHOLD, *words, env=env, limit_s=START_S)
+        else:
+            up = await command(*words, env=env, limit_s=START_S)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
             started = Stack(root, kube)
@@ -354,7 +366,7 @@ async def stack(
                     assert await started.events_of("GpuVisibleWithoutLease") == []
         assert not (refused := refusals_in(root / "logs")), refused
     finally:
-        await run(*LEASEHOLD, "down", "--state", str(root))
+        await command("down", "--state", str(root))
         shutil.rmtree(root, ignore_errors=True)
 
 

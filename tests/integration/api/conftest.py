@@ -14,9 +14,17 @@ from tests.support.servers.valkey import ValkeyServer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
+async def running_browser() -> AsyncIterator[Browser]:
     async with chromium() as started:
         yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(running_browser: Browser) -> AsyncIterator[Browser]:
+    """The browser; pages that a test leaves open are closed, or they would draw and connect on."""
+    yield running_browser
+    for context in running_browser.contexts:
+        await context.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

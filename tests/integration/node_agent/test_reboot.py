@@ -19,6 +19,8 @@ from tests.support.waiting import until
 
 REAL = replace(FAST, admits_after_s=0.8)
 """A kubelet of version 1.36.2 admitted its first pod 0.8 s after it created its socket."""
+PATIENT = replace(FAST, admits_after_s=5.0)
+"""On a loaded machine, an agent in a process of its own may register later than after 0.8 s."""
 PODS = 6
 
 
@@ -80,6 +82,7 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
         }
         async with agent_process(cluster, nats.url, environment):
             await until(lambda: endpoint[1].messages)
+            cluster.node.kubelet.settings = PATIENT
             await cluster.node.kubelet.reboot()
             await all_run(cluster)
             assert not (cluster.root / "run.json").exists()
@@ -87,7 +90,7 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
             await nats.start()
             try:
                 await _reports(nats.url)
-                run = await until((cluster.root / "run.json").exists, limit_s=20)
+                run = await until((cluster.root / "run.json").exists)
             finally:
                 nats.close()
         endpoint[0].close()
@@ -100,7 +103,7 @@ async def _reports(url: str) -> None:
     """Wait for the agent's report of its allocations."""
     async with Bus.connect(url, name="binder") as bus:
         inbox = await bus.subscribe([DeviceReported], group="binder")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await bus.publish([ResyncRequested(reason="test")])
             for delivered in await inbox.batch():
                 assert len(delivered.events[0].allocations) == PODS

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from services.timekeeper.config.budget_sources import ConfiguredObjects
+from services.timekeeper.report import status_publisher
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.watcher.quota_sources import QuotaReflectors
 from shared.kubernetes.client import KubernetesClient
@@ -68,7 +69,10 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(opened: AccountLedger) -> AsyncIterator[Cluster]:
+async def cluster(opened: AccountLedger, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    # The API server is in this process: a loaded machine may stop both for some seconds, and
+    # after a write without a response nothing is written for 30 s.
+    monkeypatch.setattr(status_publisher, "WRITE_TIMEOUT_S", 60.0)
     async with api_server() as api, KubernetesClient(load_credentials(api.kubeconfig)) as kube:
         api.store.create("customresourcedefinitions", older_definition("gpuquotas"))
         made = Cluster(kube, opened)

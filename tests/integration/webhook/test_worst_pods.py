@@ -45,10 +45,16 @@ async def test_no_pod_takes_long_to_review(tmp_path: Path, *, gpu: bool) -> None
 
 
 async def yardsticks(webhook: Any, body: bytes) -> float:
-    """Return the processor time of a review."""
+    """Return the processor time of a review.
+
+    A shared processor is sometimes half as fast for a while: the slower unit, before or after the
+    review, counts.
+    """
+    before_s = yardstick_s()
     began = time.process_time()
     await webhook.review(body, claims=True)
-    return (time.process_time() - began) / yardstick_s()
+    took_s = time.process_time() - began
+    return took_s / max(before_s, yardstick_s())
 
 
 async def test_no_number_of_sources_or_variables_lets_a_container_see_devices(
