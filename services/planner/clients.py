@@ -1,8 +1,10 @@
 """The planner's client of the API server: it only reads."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from msgspec import Struct
@@ -10,8 +12,9 @@ from msgspec import Struct
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
+from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiDisruptionBudget, ApiPod, LabelSelector
-from shared.model.names import PodUid
+from shared.model.names import Namespace, PodUid
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import requirements_of
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot, snapshot_of
@@ -25,6 +28,34 @@ Item = TypeVar("Item", bound=Struct)
 class PlannerClient:
     client: KubernetesClient
 
+    def __post_init__(self) -> None:
+        self._pods: dict[PodUid, PodSnapshot] = {}
+        self._followed: Reflector[ApiPod] | None = None
+        """None until all pods are known."""
+
+    async def follow_pods(self) -> None:
+        """Watch all pods: `list_pods` reads none of them meanwhile.
+
+        Raises RequestError without the permission.
+        """
+        reflector = Reflector(self.client, PODS, ApiPod)
+        self._pods = {}
+        try:
+            async with aclosing(reflector.batches()) as batches:
+                async for batch in batches:
+                    for named, pod in batch.changed:
+                        self._note(PodUid(named.uid), pod)
+                    if batch.listed:
+                        self._followed = reflector
+        finally:
+            self._followed = None
+
+    def _note(self, uid: PodUid, pod: ApiPod | None) -> None:
+        if pod is None:
+            self._pods.pop(uid, None)
+        else:  # the copy of the lease is the largest part of a pod, and is not read here
+            self._pods[uid] = replace(snapshot_of(pod), annotations={})
+
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         try:
             return snapshot_of(await self.client.read(pod_path(namespace, name), ApiPod))
@@ -32,27 +63,38 @@ class PlannerClient:
             return None
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        listed, budgets = await asyncio.gather(
-            self._list(PODS, ApiPod), self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget)
+        budgets, pods = await asyncio.gather(
+            self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget), self._list_pods()
         )
-        pods = {pod.pod: pod for pod in map(snapshot_of, listed)}
-        return pods, [_disruptions(budget, pods.values()) for budget in budgets]
+        return pods, _disruptions(budgets, pods.values())
+
+    async def _list_pods(self) -> dict[PodUid, PodSnapshot]:
+        if self._followed is not None and not self._followed.has_failed:
+            return dict(self._pods)
+        return {pod.pod: pod for pod in map(snapshot_of, await self._list(PODS, ApiPod))}
 
     async def _list(self, path: str, kind: type[Item]) -> list[Item]:
         return [item async for page in self.client.pages(path) for item in page.read(kind)]
 
 
-def _disruptions(budget: ApiDisruptionBudget, pods: Iterable[PodSnapshot]) -> DisruptionBudget:
-    metadata = budget.metadata
-    return DisruptionBudget(
-        name=f"{metadata.namespace}/{metadata.name}",
-        pods=frozenset(
-            pod.pod
-            for pod in pods
-            if pod.namespace == metadata.namespace and selects(budget.spec.selector, pod.labels)
-        ),
-        allowed=budget.status.disruptions_allowed,
-    )
+def _disruptions(
+    budgets: Iterable[ApiDisruptionBudget], pods: Iterable[PodSnapshot]
+) -> list[DisruptionBudget]:
+    by_namespace = defaultdict[Namespace, list[PodSnapshot]](list)
+    for pod in pods:
+        by_namespace[pod.namespace].append(pod)
+    return [
+        DisruptionBudget(
+            name=f"{budget.metadata.namespace}/{budget.metadata.name}",
+            pods=frozenset(
+                pod.pod
+                for pod in by_namespace.get(Namespace(budget.metadata.namespace), ())
+                if selects(budget.spec.selector, pod.labels)
+            ),
+            allowed=budget.status.disruptions_allowed,
+        )
+        for budget in budgets
+    ]
 
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:

@@ -8,10 +8,13 @@ from typing import Protocol
 from services.planner.plan import ClusterSnapshot
 from shared.ledger.leases import RedisLeases
 from shared.model.leases.lease import LeaseState
-from shared.model.leases.ledger import LedgerChange, NodeTotals
+from shared.model.leases.ledger import LedgerChange, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
+
+MOST_UNSEEN = 64
+"""Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
 
 
 class PodReader(Protocol):
@@ -22,7 +25,14 @@ class PodReader(Protocol):
         ...
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets."""
+        """Return all pods by uid, and all PodDisruptionBudgets.
+
+        Pods may be as a watch has them, which may lack one that was just created.
+        """
+        ...
+
+    async def follow_pods(self) -> None:
+        """Watch the pods for ever, for `list_pods`."""
         ...
 
 
@@ -117,6 +127,14 @@ class ClusterView:
     mirror: LeaseMirror
     pods: PodReader
 
-    async def snapshot(self) -> ClusterSnapshot:
+    @loops
+    async def follow_pods(self) -> None:
+        await self.pods.follow_pods()
+
+    async def snapshot(self, waiting: Iterable[WaitingPod] = ()) -> ClusterSnapshot:
+        """Return the nodes, and the pods with those that wait: plans are made for these."""
         pods, disruption_budgets = await self.pods.list_pods()
+        unseen = [pod.queued for pod in waiting if pod.queued.pod not in pods][:MOST_UNSEEN]
+        read = await asyncio.gather(*(self.pods.get(pod.namespace, pod.name) for pod in unseen))
+        pods |= {pod.pod: pod for pod in read if pod is not None}
         return ClusterSnapshot(await self.mirror.nodes(), pods, disruption_budgets)

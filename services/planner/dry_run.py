@@ -41,7 +41,7 @@ async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunR
     reason = unreached(unit)
     if not reason and not is_worthwhile(state.budget_of(unit.namespace), now):
         reason = "its own namespace's budget ends too soon"
-    cluster = await planner.view.snapshot()
+    cluster = await planner.view.snapshot(unit.pods)
     if not reason and unit.gang is not None and cluster.runs_any_of(unit.gang):
         reason = "pods of its gang run already: no pod is evicted for further ones"
     pending = pending_pod(unit, cluster)

@@ -211,7 +211,7 @@ class PreemptionPlanner:
             return False
         began = self.clock.ticks()
         with PLANNING.time():
-            cluster = await self.view.snapshot()
+            cluster = await self.view.snapshot(pod for unit in pending for pod in unit.pods)
             begun = False
             for budget in policies:
                 begun |= await self._end_by_policy(budget, cluster)

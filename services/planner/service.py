@@ -7,7 +7,7 @@ themselves.
 
 from dataclasses import dataclass
 
-from services.planner.cluster_view import LeaseMirror
+from services.planner.cluster_view import ClusterView, LeaseMirror
 from services.planner.dry_run import dry_run
 from services.planner.preemption_planner import PreemptionPlanner
 from shared.model.events.plan_events import PlansChanged, StartReported
@@ -19,6 +19,7 @@ from shared.runtime.service import answers, publishes
 @dataclass(eq=False, kw_only=True)
 class Planner:
     mirror: LeaseMirror
+    view: ClusterView
     preemptions: PreemptionPlanner
 
     @answers

@@ -43,17 +43,18 @@ def build_planner(ports: PlannerPorts, *, rules: PreemptionRules = DEFAULT_RULES
         after_s=rules.plan_starts_after_s,
         most=rules.planned_starts,
     )
+    view = ClusterView(mirror, ports.pods)
     preemptions = PreemptionPlanner(
         ledger=ports.ledger,
         store=store,
-        view=ClusterView(mirror, ports.pods),
+        view=view,
         clock=ports.clock,
         rules=rules,
         starts=starts,
         publish=ports.publish,
         leadership=Leadership(store, "planner"),
     )
-    return Planner(mirror=mirror, preemptions=preemptions)
+    return Planner(mirror=mirror, view=view, preemptions=preemptions)
 
 
 async def serve_planner(settings: PlannerSettings, process: SharedProcess | None = None) -> None:

@@ -139,6 +139,11 @@ class Reflector(Generic[R]):
     def resource_version(self) -> str:
         return self._known.resource_version
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the latest list or watch failed, and nothing was received since."""
+        return self._failures > 0
+
     async def batches(self) -> AsyncGenerator[Batch[R], None]:
         """Yield batches of changes for ever, at most 256 at once.
 

@@ -240,7 +240,7 @@ async def measure(options, directory):
         held = await create_all(api, "held", options.pods, 0)
         await until(lambda: set(held) <= api.bound.keys(), limit_s=300)
         if options.single:
-            await single(api, options.single)
+            await single(api, options.single, pids)
             return
         os.kill(pids["planner"], signal.SIGSTOP)
         try:
@@ -258,9 +258,13 @@ async def measure(options, directory):
         print(json.dumps(reclaimed), flush=True)
 
 
-async def single(api, count):
-    """Reclaim GPUs one after the other; print how long each took."""
+async def single(api, count, pids):
+    """Reclaim GPUs one after the other; print how long each took, and the CPU of a reclaim.
+
+    CPU is with that of the seconds between two reclaims, in which nothing else is to do.
+    """
     delays_ms = []
+    before = cpu_ms(pids)
     for number in range(count):
         await asyncio.sleep(random.uniform(3, 4))  # noqa: S311 - whatever their periods are
         api.steps.clear()
@@ -274,6 +278,8 @@ async def single(api, count):
     row = {"reclaimed one by one": count}
     row |= {f"p{share * 100:g} ms": quantile(delays_ms, share) for share in (0.5, 0.9)}
     print(json.dumps(row | {"max ms": max(delays_ms), "all ms": delays_ms}), flush=True)
+    used = {name: round(ms / count) for name, ms in difference(cpu_ms(pids), before).items()}
+    print(json.dumps({"CPU ms of a reclaim": used}), flush=True)
 
 
 async def windows(api, pids, held, port, options):

@@ -1,6 +1,6 @@
 """An API server that does nothing but answer: what the pipeline costs without a real one.
 
-Plain HTTP/1.1 on loopback: lists of made-up nodes and of the pods, one watch of pods that the
+Plain HTTP/1.1 on loopback: lists of made-up nodes and of the pods, watches of pods that the
 benchmark feeds, and bindings that are only counted and timed.
 """
 
@@ -87,7 +87,7 @@ class TrivialApi:
         self.nodes = nodes
         self.version = 10
         self.posts = 0
-        self.watcher = None
+        self.pod_watchers = []
         self.node_watcher = None
         self.bound = {}
         self.pods = {}
@@ -133,6 +133,15 @@ class TrivialApi:
     def write(self, path, body):
         """Do nothing about other writes."""
 
+    @property
+    def watcher(self):
+        """Where lines of pods are fed, or None before the first watch."""
+        return self if self.pod_watchers else None
+
+    def feed(self, lines):
+        for connection in self.pod_watchers:
+            connection.feed(lines)
+
     def notify(self):
         if self.new_lines and self.watcher is not None:
             self.watcher.feed(b"".join(self.new_lines))
@@ -175,6 +184,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
 
+    def connection_lost(self, _):
+        if self in self.api.pod_watchers:
+            self.api.pod_watchers.remove(self)
+
     def data_received(self, data):
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
@@ -195,8 +208,10 @@ class Connection(asyncio.Protocol):
             self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")
         elif method == "GET" and "watch" in query:
             self.transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            if name in {"pods", "nodes"}:
-                setattr(self.api, {"pods": "watcher", "nodes": "node_watcher"}[name], self)
+            if name == "pods":
+                self.api.pod_watchers.append(self)
+            elif name == "nodes":
+                self.api.node_watcher = self
         elif method == "GET" and (line := self.api.pods.get(name)):
             self.respond(object_in(line))
         elif method == "GET":

@@ -81,7 +81,7 @@ def test_no_role_has_wildcards_or_reads_secrets_of_others_and_only_the_binder_bi
             if {"pods/binding", "pods/eviction"} & {*rule["resources"]}:
                 binding.append(role["metadata"]["name"])
             if role["metadata"]["name"] == "leasehold-planner":
-                assert {*rule["verbs"]} <= {"get", "list"}
+                assert {*rule["verbs"]} <= {"get", "list", "watch"}
 
     assert binding == ["leasehold-binder"]
 

@@ -375,6 +375,9 @@ class PodListing:
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         return await self.api.get(namespace, name)
 
+    async def follow_pods(self) -> None:
+        """The list is always as new as a watch."""
+
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
         pods = self.api.pods.values()
         budgets = [
