@@ -8,7 +8,7 @@ from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod, ObjectMeta
 from shared.model.errors import RequestError
 from shared.model.names import Namespace, PodUid
-from shared.model.quantity import parse_quantity
+from shared.model.quantity import parse_count, parse_quantity
 from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.pods.observed_pod import rejection_of
 
@@ -26,8 +26,10 @@ class PodSummary:
     """In its spec."""
     requests_gpus: bool = True
     """By a resource that a dialect has, of which it requests more than none, or by a claim."""
-    unknown: tuple[str, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
     """Resources that it requests and no dialect has, and whose names are those of GPUs."""
+    none: frozenset[str] = frozenset()
+    """Resources of dialects that it requests with an amount of 0."""
     controller: str = ""
     """Kind and name of the object that creates the pod again, or empty if none does."""
     deployment: str = ""
@@ -71,7 +73,15 @@ def _is_none(amount: object) -> bool:
         return False
 
 
+def _whole(amount: object) -> int:
+    try:
+        return parse_count(str(amount))
+    except RequestError:
+        return 0
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
+    amounts = dict(_amounts(pod))
     return PodSummary(
         requests_gpus=bool(pod.spec.resource_claims)
         or any(
@@ -89,7 +99,10 @@ def summary_of(pod: ApiPod) -> PodSummary:
         scheduler=pod.spec.scheduler_name,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
-        unknown=tuple(unknown_gpus(name for name, _ in _amounts(pod))),
+        none=frozenset(
+            name for name, amount in amounts.items() if name in GPU_RESOURCES and _is_none(amount)
+        ),
+        unknown={name: _whole(amounts[name]) for name in unknown_gpus(amounts)},
         annotations=pod.metadata.annotations,
         rejection=rejection_of(pod.status),
         unschedulable_message=next(

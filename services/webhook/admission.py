@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from services.webhook.patches import PatchOperation
 from services.webhook.pod_admission import STATUSES, Changes, Outcome, PodAdmission
 from services.webhook.stages.completion import (
     add_annotations,
@@ -37,7 +36,9 @@ from services.webhook.stages.schedulers import (
     deny_unsupported_fields,
     warn_of_other_scheduler,
 )
+from shared.model.change import Change, Hint
 from shared.model.denial import Denial
+from shared.pods.manifest_patches import PatchOperation
 
 
 class Pods(Enum):
@@ -171,12 +172,19 @@ class AdmissionDecision:
     code: int = 200
     patches: tuple[PatchOperation, ...] = ()
     warnings: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    """What the message, or the warnings, say to change; none if only a person can choose."""
     requests_gpu: bool = False
     """The pod requests a GPU, and its request is admitted."""
 
 
 def denied(denial: Denial) -> AdmissionDecision:
-    return AdmissionDecision(allowed=False, message=denial.text, code=STATUSES[denial.code])
+    return AdmissionDecision(
+        allowed=False,
+        message=denial.text,
+        code=STATUSES[denial.code],
+        changes=denial.changes,
+    )
 
 
 def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> AdmissionDecision:
@@ -187,7 +195,7 @@ def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> Admissi
     an update.
     """
     patches: list[PatchOperation] = []
-    warnings: list[str] = []
+    warnings: list[Hint] = []
     for stage in stages:
         if not stage.is_for(admission):
             continue
@@ -202,6 +210,7 @@ def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> Admissi
     return AdmissionDecision(
         allowed=True,
         patches=tuple(patches),
-        warnings=tuple(warnings),
+        warnings=tuple(warning.text for warning in warnings),
+        changes=tuple(change for warning in warnings for change in warning.changes),
         requests_gpu=admission.old is None and admission.is_leased,
     )

@@ -3,26 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import msgspec
-
 from shared.model.errors import RequestError
+from shared.pods.manifest_patches import PatchOperation, PatchValue, escape_pointer
 from shared.pods.pod_view import PodContainer, PodView
 
 ANNOTATIONS = "/metadata/annotations"
 LABELS = "/metadata/labels"
-
-PatchValue = str | int | dict[str, str] | list[dict[str, str]] | msgspec.Raw
-
-
-class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
-    op: str
-    path: str
-    value: PatchValue | msgspec.UnsetType = msgspec.UNSET
-
-
-def escape_pointer(key: str) -> str:
-    """Return a key as one token of a JSON pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def add(path: str, value: PatchValue) -> PatchOperation:

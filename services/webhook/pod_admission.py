@@ -5,17 +5,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
-from services.webhook.patches import PatchOperation
 from shared.dialects.dialect import Rules
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.vocabulary import LEFT_ALONE
 from shared.model.bounds import cut
 from shared.model.budgets.quota import Quota
+from shared.model.change import Hint
 from shared.model.denial import Denial
+from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import DEFAULT_SCHEDULER
 from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.model.requests.request import LEAST_SHARE_MIB
+from shared.pods.manifest_patches import PatchOperation
 from shared.pods.pod_view import PodContainer, PodView
 
 FORBIDDEN = "Forbidden"
@@ -31,7 +33,7 @@ MAX_SHOWN = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     patches: tuple[PatchOperation, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Hint, ...] = ()
     pod: PodView | None = None
     """As later stages see it, or None if they see it as before."""
 
@@ -164,6 +166,12 @@ class PodAdmission:
         return container.requests_gpu or self.uses_claims(container)
 
 
-def denial_of(reasons: Iterable[str]) -> Denial | None:
-    text = cut("; ".join(islice(reasons, MAX_SHOWN)))
-    return Denial(FORBIDDEN, text) if text else None
+def denial_of(reasons: Iterable[Hint]) -> Denial | None:
+    shown = tuple(islice(reasons, MAX_SHOWN))
+    text = cut("; ".join(reason.text for reason in shown))
+    changes = tuple(change for reason in shown for change in reason.changes)
+    return Denial(FORBIDDEN, text, changes) if text else None
+
+
+def denial_by(error: RequestError, code: str) -> Denial:
+    return Denial(code, str(error), error.changes)

@@ -23,10 +23,9 @@ from services.webhook.admission_review import (
 )
 from services.webhook.largest_device import LargestDevice
 from services.webhook.patches import add_annotation
-from services.webhook.pod_admission import INVALID, AdmissionPolicy, PodAdmission
+from services.webhook.pod_admission import INVALID, AdmissionPolicy, PodAdmission, denial_by
 from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.clock import Clock, ExpiringMap
-from shared.model.denial import Denial
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
@@ -159,7 +158,7 @@ class Webhook:
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
-            decision = denied(Denial(INVALID, str(error)))
+            decision = denied(denial_by(error, INVALID))
         REVIEWS.labels("allowed" if decision.allowed else "denied").inc()
         REVIEW_DURATION.observe(time.perf_counter() - started)
         return encode_response(request.uid, decision)

@@ -8,7 +8,7 @@ import msgspec
 
 from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
-from shared.dialects.strict_values import check_not_bytes, check_range
+from shared.dialects.strict_values import check_gpus, check_not_bytes, check_range
 from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.leases.lease import MIB, Lease, Share
@@ -209,12 +209,13 @@ class ShareResources:
     percentage: str
     cores: str
 
-    def check(self, where: str, amounts: Mapping[str, int]) -> None:
+    def check(self, container: str, amounts: Mapping[str, int]) -> None:
         """Raise RequestError for an amount out of range, and for memory in bytes."""
-        check_range(where, self.percentage, amounts.get(self.percentage), 1, 100)
-        check_range(where, self.cores, amounts.get(self.cores), 0, ALL_CORES)
-        check_range(where, self.memory, amounts.get(self.memory), 0)
-        check_not_bytes(where, self.memory, amounts.get(self.memory, 0))
+        check_gpus(container, self.count, amounts.get(self.count, 0))
+        check_range(container, self.percentage, amounts.get(self.percentage), 1, 100)
+        check_range(container, self.cores, amounts.get(self.cores), 0, ALL_CORES)
+        check_range(container, self.memory, amounts.get(self.memory), 0)
+        check_not_bytes(container, self.memory, amounts.get(self.memory, 0))
 
     def limits(self, container: GpuRequest, _: PodRequest) -> dict[str, int]:
         amounts = {

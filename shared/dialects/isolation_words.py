@@ -1,11 +1,15 @@
 """The annotation by which a pod or namespace demands what holds its shares; pure."""
 
+import difflib
 from collections.abc import Mapping
 
 import msgspec
 from msgspec import structs
 
+from shared.dialects import DIALECTS
 from shared.dialects.dialect import list_entries
+from shared.dialects.volcano import gpushare, vgpu
+from shared.model.change import Change, Place, limit, words
 from shared.model.devices.enforcers import (
     COMPUTE_ENFORCERS,
     LABELS,
@@ -15,7 +19,7 @@ from shared.model.devices.enforcers import (
 )
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import ISOLATION
-from shared.model.requests.request import PodRequest
+from shared.model.requests.request import GpuRequest, PodRequest
 
 STRICT = "strict"
 BESIDE_MPS = ("mps", "driver", "none")
@@ -67,25 +71,58 @@ class _Words(HeldBy, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _unknown(text: str) -> RequestError:
-    return RequestError(f"annotation {ISOLATION} is {text[:64]!r}: {_HOW}")
+    near = difflib.get_close_matches(text.lower(), (STRICT, *LABELS), n=1)
+    meant = f": did you mean {near[0]}?" if near else ", or leave it out for the default"
+    return RequestError(
+        f"annotation {ISOLATION} is {text[:64]!r}: {_HOW}{meant}",
+        Change(Place.ANNOTATION, ISOLATION, near[0] if near else ""),
+    )
 
 
 def _check_together(demand: HeldBy) -> None:
     for word in ("exclusive", "mig"):
         if word in (demand.memory, demand.compute) and demand.memory != demand.compute:
             raise RequestError(
-                f"annotation {ISOLATION} is {demand}: {word} holds memory and cores: write {word}"
+                f"annotation {ISOLATION} is {demand}: {word} holds memory and cores: write {word}",
+                Change(Place.ANNOTATION, ISOLATION, word),
             )
     if demand.memory == "mps" and demand.compute not in {None, "mps"}:
         raise RequestError(
             f"annotation {ISOLATION} is {demand}: where MPS holds memory it holds the cores: write "
-            "mps"
+            "mps",
+            Change(Place.ANNOTATION, ISOLATION, "mps"),
         )
     if demand.compute == "mps" and demand.memory not in {None, *BESIDE_MPS}:
         raise RequestError(
             f"annotation {ISOLATION} is {demand}: beside compute=mps write memory= with one of "
-            f"{', '.join(BESIDE_MPS)}"
+            f"{', '.join(BESIDE_MPS)}",
+            Change(Place.ANNOTATION, ISOLATION, f"memory={BESIDE_MPS[0]},compute=mps"),
         )
+
+
+def whole_gpus(request: PodRequest, container: GpuRequest) -> tuple[Change, ...]:
+    """Return the changes with which a container requests as many whole GPUs; empty if none can."""
+    dialect = DIALECTS[request.dialect]
+    whole = structs.replace(
+        container,
+        whole=True,
+        memory_units=None,
+        memory_bytes=None,
+        memory_percent=None,
+        cores_percent=0,
+    )
+    before = dialect.limits(container, request)
+    after = dialect.limits(whole, request)
+    if request.dialect in {vgpu.NAME, gpushare.NAME}:  # only the number is that of whole GPUs
+        after = {gpushare.NUMBER: container.gpus}
+    if not any(after.values()):
+        return ()
+    names = [*after, *(name for name in before if name not in after)]
+    return tuple(
+        limit(container.container, name, after.get(name, ""))
+        for name in names
+        if before.get(name) != after.get(name)
+    )
 
 
 def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
@@ -97,15 +134,20 @@ def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
         return request
     for container in request.containers:
         if demand.memory == "exclusive" and not container.whole:
+            whole = whole_gpus(request, container)
+            instead = f": {words(whole)}" if whole else ""
             raise RequestError(
                 f"container {container.container} requests a part of a GPU, and the annotation "
-                f"{ISOLATION} is exclusive: request whole GPUs, such as nvidia.com/gpu: 1"
+                f"{ISOLATION} is exclusive: request whole GPUs{instead}",
+                *whole,
             )
         if demand.memory == "mig" and (container.whole or not container.mig_allowed):
             raise RequestError(
                 f"container {container.container} cannot get a MIG instance, and the annotation "
                 f"{ISOLATION} is mig: request memory by resource names for which MIG instances are "
-                "possible, such as volcano.sh/vgpu-memory"
+                "possible, nvidia.com/gpumem or volcano.sh/vgpu-memory, or leave the annotation "
+                "out",
+                Change(Place.ANNOTATION, ISOLATION),
             )
     containers = tuple(
         structs.replace(container, held_by=demand) for container in request.containers

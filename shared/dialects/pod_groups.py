@@ -12,12 +12,13 @@ from enum import StrEnum
 from shared.dialects import gang_topologies
 from shared.dialects.gang_topologies import NO_TOPOLOGY, GangTopology, parse_topology
 from shared.dialects.strict_values import (
-    check_choice,
+    check_annotation,
     check_duration,
     parse_list,
     parse_name,
     parse_whole_number,
 )
+from shared.model.change import Change, Place
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -154,11 +155,14 @@ def _group_with_number(
 
 def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
     if MODE in annotations and annotations[MODE] != STRICT:
-        check_choice(MODE, annotations[MODE], (STRICT, NON_STRICT))
-        raise RequestError(f"{MODE} {NON_STRICT} is not supported: gangs start together; remove it")
+        check_annotation(MODE, annotations[MODE], (STRICT, NON_STRICT))
+        raise RequestError(
+            f"{MODE} {NON_STRICT} is not supported: gangs start together; remove it",
+            Change(Place.ANNOTATION, MODE),
+        )
     for key in MATCH_POLICIES:
         if key in annotations:
-            check_choice(key, annotations[key], (WAITING_AND_RUNNING, ONCE_SATISFIED))
+            check_annotation(key, annotations[key], (WAITING_AND_RUNNING, ONCE_SATISFIED))
     if WAITING_TIME in annotations:
         check_duration(WAITING_TIME, annotations[WAITING_TIME])
     if TOTAL in annotations:
@@ -179,5 +183,6 @@ def _check_bundle(namespace: Namespace, annotations: Mapping[str, str]) -> None:
     if others:
         raise RequestError(
             f"{GROUPS} names {min(others)}: gangs do not wait for each other here; make one gang "
-            "of all their pods, or remove it"
+            "of all their pods, or remove it",
+            Change(Place.ANNOTATION, GROUPS),
         )

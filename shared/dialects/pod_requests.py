@@ -1,12 +1,14 @@
 """A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
 from shared.dialects import DIALECTS, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
-from shared.dialects.isolation_words import STRICT, demanding, parse_isolation
+from shared.dialects.isolation_words import STRICT, demanding, parse_isolation, whole_gpus
+from shared.dialects.meant_resources import translated
 from shared.dialects.nvidia import dialect as nvidia
 from shared.model.bounds import (
     HIGHEST_INDEX,
@@ -18,6 +20,7 @@ from shared.model.bounds import (
     check_size,
     check_text,
 )
+from shared.model.change import words
 from shared.model.denial import Denial
 from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError
@@ -111,10 +114,13 @@ def strict_request(request: PodRequest) -> PodRequest:
     ]
     instances = all(container.mig_allowed and not container.whole for container in containers)
     if parts and not (instances and request.selection.mode in {None, "mig"}):
+        whole = tuple(change for part in parts for change in whole_gpus(request, part))
+        instead = f": {words(whole)}" if whole else ""
         raise RequestError(
             f"container {parts[0].container} requests a part of a GPU, and the pod's isolation "
-            f"is {STRICT}: request whole GPUs, or memory by resource names for which MIG instances "
-            "are possible, in all containers and without another mode"
+            f"is {STRICT}: request whole GPUs{instead}; or memory by resource names for "
+            "which MIG instances are possible, in all containers and without another mode",
+            *whole,
         )
     return structs.replace(request, containers=containers)
 
@@ -166,24 +172,28 @@ def _check_shares(request: PodRequest) -> None:
 
 
 def _check_mixed(pod: PodManifest) -> None:
-    """Refuse a pod with resources of several dialects, before anything else is checked.
-
-    Resources that several dialects have are ignored.
-    """
+    """Refuse a pod of whose resources no dialect has all, before anything else is checked."""
     resources = [resource for container in pod.containers for resource in _requested(container)]
-    owners = dict.fromkeys(
-        _OWNERS[resource][0] for resource in resources if len(_OWNERS[resource]) == 1
-    )
-    if len(owners) > 1:
-        raise _mixed_error(pod, owners)
+    owners = [_OWNERS[resource] for resource in resources]
+    if owners and not frozenset(owners[0]).intersection(*owners):
+        raise _mixed_error(pod, dict.fromkeys(names[0] for names in owners))
 
 
 def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
     uses = ", ".join(_example(pod, DIALECTS[name].resources) for name in names)
-    return RequestError(
+    text = (
         f"the pod mixes {' and '.join(names)}: {uses}; use the resource names of one system in "
         "all its containers"
     )
+    counts = Counter(
+        _OWNERS[resource][0] for container in pod.containers for resource in _requested(container)
+    )
+    own = max(names, key=lambda name: counts[name])
+    resources = {resource for resource, owners in _OWNERS.items() if owners[0] == own}
+    changes = [
+        change for container in pod.containers for change in translated(container, resources)
+    ]
+    return RequestError(f"{text}, such as {own}: {words(changes)}", *changes)
 
 
 def _example(pod: PodManifest, resources: frozenset[str]) -> str:

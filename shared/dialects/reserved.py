@@ -12,6 +12,9 @@ from shared.model.names import EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container runtime."""
 
+CHOSEN = "CUDA_VISIBLE_DEVICES"
+"""By which a program chooses among the GPUs that it sees. Pods may set it.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables"""
 CUDA_VERSION = "CUDA_VERSION"
 MPS_PREFIX = "CUDA_MPS_"
 """Of variables by which a program uses a server of MPS, which may hold memory for it."""

@@ -3,13 +3,15 @@
 Every function raises RequestError with the key, the value and what is allowed.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from shared.model.bounds import MOST_SHARES, SHORT
 from shared.model.bounds import NAME as LONGEST_NAME
-from shared.model.bounds import SHORT
+from shared.model.change import Change, Place, limit
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB
 from shared.model.quantity import amount_text
@@ -46,28 +48,51 @@ _BOOLEANS: Mapping[str, bool] = {
 
 
 def check_range(
-    where: str, name: str, amount: int | None, least: int, most: int | None = None
+    container: str, name: str, amount: int | None, least: int, most: int | None = None
 ) -> None:
     """An amount of None is not requested."""
-    if amount is not None and (amount < least or (most is not None and amount > most)):
+    if amount is None or (amount >= least and (most is None or amount <= most)):
+        return
+    where = f"container {container}"
+    if most is None or amount < least:
         allowed = f"{least} or more" if most is None else f"{least} to {most}"
         raise RequestError(f"{where}: {name} must be {allowed}, got {amount}")
+    raise RequestError(
+        f"{where}: {name} must be {least} to {most}, got {amount}: write {most}",
+        limit(container, name, most),
+    )
+
+
+USUAL_GPUS = 8
+"""Of a large node."""
+
+
+def check_gpus(container: str, name: str, gpus: int, *, unit: int = 1) -> None:
+    """Refuse more GPUs than a pod may have; `unit` is how many units of the resource one GPU is."""
+    if gpus > MOST_SHARES:
+        raise RequestError(
+            f"container {container}: {name} requests {gpus} GPUs; at most {MOST_SHARES} are "
+            f"allowed, and all are those of one node: write {USUAL_GPUS * unit} for {USUAL_GPUS}",
+            limit(container, name, USUAL_GPUS * unit),
+        )
 
 
 MORE_THAN_A_GPU = MIB
 """In MiB, or in larger units: such a number is one of bytes."""
 
 
-def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
+def check_not_bytes(container: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
     """Refuse an amount in bytes, such as 3Gi, where the resource is a number of larger units."""
     if amount >= MORE_THAN_A_GPU:
         unit = "MiB, unless an administrator has set another unit"
         if unit_mib > 1:
             unit = f"blocks of {unit_mib} MiB"
         more = "; no GPU has so much" if amount >= MORE_THAN_A_GPU * MIB else ""
+        units = -(-amount // (unit_mib * MIB))
         raise RequestError(
-            f"{where}: {name} is a number of {unit}: for {amount_text('memory', amount)} write "
-            f"{-(-amount // (unit_mib * MIB))}{more}"
+            f"container {container}: {name} is a number of {unit}: for "
+            f"{amount_text('memory', amount)} write {units}{more}",
+            limit(container, name, units),
         )
 
 
@@ -90,9 +115,11 @@ def parse_decimal(key: str, text: str, *, most: int) -> float:
 
 
 def parse_boolean(key: str, text: str) -> bool:
-    """Parse a boolean as Go does; an empty text is false."""
+    """Parse the boolean of an annotation as Go does; an empty text is false."""
     if text.strip() not in _BOOLEANS:
-        raise _refused(key, text, "true or false")
+        meant = "true" if text.strip().lower() in _YES else "false"
+        refused = _refused(key, text, "true or false")
+        raise RequestError(f"{refused}: write {meant}", Change(Place.ANNOTATION, key, meant))
     return _BOOLEANS[text.strip()]
 
 
@@ -102,10 +129,24 @@ def check_duration(key: str, text: str) -> None:
         raise _refused(key, text, "a duration such as 90s or 1h30m")
 
 
+_YES = frozenset({"yes", "y", "on", "enable", "enabled", "true"})
+
+
 def check_choice(key: str, text: str, choices: Collection[str]) -> None:
     if text not in choices:
         few = len(choices) < 3
         raise _refused(key, text, " or ".join(choices) if few else f"one of {', '.join(choices)}")
+
+
+def check_annotation(key: str, text: str, choices: Collection[str], written: str = "") -> None:
+    """Check a word of an annotation, which is `written` as a whole if it has others, too."""
+    try:
+        check_choice(key, text, choices)
+    except RequestError as refused:
+        near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.5)
+        meant = (written or text).replace(text, near[0]) if near else ""
+        way = f"write {meant}" if meant else "leave it out for the default"
+        raise RequestError(f"{refused}: {way}", Change(Place.ANNOTATION, key, meant)) from refused
 
 
 def parse_name(key: str, text: str) -> str:

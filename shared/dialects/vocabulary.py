@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
-from shared.dialects.dialect import PodManifest
+from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
+from shared.dialects.meant_resources import ACCELERATORS, meant_resource, more_than_none
+from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.model.change import Change, Hint, Place, limit
 from shared.model.names import HANDED_OVER, PREEMPTIBLE
 from shared.model.requests.claim import EXTENDED_RESOURCES
-
-
-class Place(StrEnum):
-    RESOURCE = "resource"
-    ANNOTATION = "annotation"
-    LABEL = "label"
 
 
 class WordEffect(StrEnum):
@@ -42,6 +39,7 @@ class Word:
 
 LEFT_ALONE = ("hami.io/webhook", "ignore")
 """Label of pods that admission completes for no scheduler."""
+_ARTICLES = {Place.ANNOTATION: "an", Place.LABEL: "a"}
 _GANG = "gang.scheduling.koordinator.sh/"
 _POLICY_NOTE = (
     f"`{pod_groups.WAITING_AND_RUNNING}`; `{pod_groups.ONCE_SATISFIED}` has the same effect here; "
@@ -138,8 +136,7 @@ PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class MisplacedKey:
-    text: str
+class MisplacedKey(Hint):
     is_resource: bool = False
     """Without this amount the container gets more than its author meant."""
 
@@ -147,25 +144,47 @@ class MisplacedKey:
 def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
     """Yield the keys of a pod that have no effect where they are, with what to write instead."""
     written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
-    annotations = (key for key in pod.annotations if not key.startswith(written))
-    yield from _misplaced("", annotations, Place.ANNOTATION)
-    yield from _misplaced("", pod.labels, Place.LABEL)
+    annotations = {
+        key: value for key, value in pod.annotations.items() if not key.startswith(written)
+    }
+    yield from _misplaced_texts(pod, annotations, Place.ANNOTATION)
+    yield from _misplaced_texts(pod, pod.labels, Place.LABEL)
     for container in pod.containers:
-        of = f"container {container.name}: "
-        resources = (name for name in container.amounts if not name.startswith(EXTENDED_RESOURCES))
-        yield from _misplaced(of, resources, Place.RESOURCE)
+        yield from _misplaced_resources(container)
         for name in sorted((container.requests.keys() - container.limits.keys()) & GPU_RESOURCES):
-            yield MisplacedKey(f"{of}{name} is in the requests only: write it into the limits")
+            text = (
+                f"container {container.name}: {name} is in the requests only: write it into the "
+                "limits"
+            )
+            change = limit(container.name, name, container.requests[name])
+            yield MisplacedKey(text, (change,), is_resource=True)
 
 
-def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
-    """Yield annotations and labels that only other dialects read."""
+def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
+    """Yield annotations and labels that only other dialects read, with those of the pod's own."""
     if not dialect:
         return
     own = DIALECTS[dialect]
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
-        yield f"{key} has no effect beside the resource names of {dialect}"
+        text = f"{key} has no effect beside the resource names of {dialect}"
+        same = next(iter(_same_field(key, own)), "")
+        if not same or same in pod.annotations or key not in pod.annotations:
+            yield Hint(text)
+            continue
+        value = pod.annotations[key]
+        yield Hint(
+            f"{text}: write {same}",
+            (Change(Place.ANNOTATION, key), Change(Place.ANNOTATION, same, value)),
+        )
+
+
+def _same_field(key: str, own: Dialect) -> Iterator[str]:
+    """Yield the annotations of a dialect that set the field that another dialect's key sets."""
+    for dialect in DIALECTS.values():
+        for name, annotations in dialect.request_fields.items():
+            if annotations[0] == key and name in own.request_fields:
+                yield own.request_fields[name][0]
 
 
 _OF_DIALECTS = frozenset().union(
@@ -173,29 +192,85 @@ _OF_DIALECTS = frozenset().union(
 ) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
 
 
-def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[MisplacedKey]:
-    for name in sorted(names):
-        small = name.lower()
+def _misplaced_texts(
+    pod: PodManifest, texts: Mapping[str, str], place: Place
+) -> Iterator[MisplacedKey]:
+    for name in sorted(texts):
         word = WORDS.get(name)
-        if word is None and not small.startswith(PREFIXES):
+        if word is None and not name.lower().startswith(PREFIXES):
+            continue
+        fault = f"{place} {name} has no effect"
+        if word is None:
+            word = _known_text(name.lower(), place)
+        elif word.effect is WordEffect.NO_EFFECT and word.place is place:
+            yield MisplacedKey(f"{fault}: {word.note}")
+            continue
+        elif word.place is place:
             continue
         if word is None:
-            yield _unknown(f"{of}{place} {name} has no effect", small, place)
-        elif word.place is not place:
-            yield _belongs(f"{of}{place} {name} has no effect", word)
+            yield MisplacedKey(f"{fault}: it is unknown")
+        elif word.place is Place.RESOURCE:
+            yield _belongs_to_limits(fault, word, pod, Change(place, name), texts[name])
         elif word.effect is WordEffect.NO_EFFECT:
-            yield MisplacedKey(f"{of}{place} {name} has no effect: {word.note}")
+            yield MisplacedKey(f"{fault}: {word.note}")
+        else:
+            text = f"{fault}; {word.name} is {_ARTICLES[word.place]} {word.place}"
+            if word.place is place:
+                text = f"{fault}: write {word.name}"
+            yield MisplacedKey(
+                text, (Change(place, name), Change(word.place, word.name, texts[name]))
+            )
 
 
-def _unknown(fault: str, small: str, place: Place) -> MisplacedKey:
+def _known_text(small: str, place: Place) -> Word | None:
+    """Return the annotation, label or resource that was meant by an unknown annotation or label."""
     word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
-    if word is None:
-        return MisplacedKey(f"{fault}: it is unknown")
-    if word.effect is WordEffect.NO_EFFECT:
-        return MisplacedKey(f"{fault}: {word.note}")
-    if word.place is not place:
-        return _belongs(fault, word)
-    return MisplacedKey(f"{fault}: write {word.name}", is_resource=place is Place.RESOURCE)
+    if word is None or word.place is not Place.RESOURCE:
+        return word
+    instead = meant_resource(small, 0)
+    return WORDS.get(instead.changes[-1].name, word) if instead else word
+
+
+def _belongs_to_limits(
+    fault: str, word: Word, pod: PodManifest, there: Change, value: str
+) -> MisplacedKey:
+    text = f"{fault}; {word.name} is a resource: write it into the container's limits"
+    requesting = [
+        container for container in pod.containers if container.amounts.keys() & GPU_RESOURCES
+    ]
+    container = (requesting or [*pod.containers])[0]
+    moved = Change(there.place, there.name), limit(container.name, word.name, value)
+    return MisplacedKey(text, moved, is_resource=True)
+
+
+def _misplaced_resources(container: ContainerManifest) -> Iterator[MisplacedKey]:
+    for name in sorted(container.amounts):
+        small = name.lower()
+        word = WORDS.get(name)
+        fault = f"container {container.name}: {Place.RESOURCE} {name} has no effect"
+        if name.startswith(EXTENDED_RESOURCES) or name in GPU_RESOURCES:
+            continue
+        if word is not None and word.place is not Place.RESOURCE:
+            yield MisplacedKey(f"{fault}; {word.name} is {_ARTICLES[word.place]} {word.place}")
+        elif word is not None or small.startswith(PREFIXES):
+            instead = meant(name, container.amounts[name], container.name)
+            if instead is None:
+                yield MisplacedKey(f"{fault}: it is unknown")
+            else:
+                text = f"{fault}: write {instead.text}"
+                yield MisplacedKey(text, instead.changes, is_resource=True)
+
+
+def meant(name: str, amount: int, container: str = "") -> Hint | None:
+    """Return the resource that was meant by an unknown one, perhaps one in other letters.
+
+    For example, `meant("nvidia.com/GPU", 1).text` is "nvidia.com/gpu".
+    """
+    word = _RESOURCES.get(name.lower())
+    if word is None or word.effect is not WordEffect.SUPPORTED:
+        return meant_resource(name, amount, container)
+    changes = limit(container, name), limit(container, word.name, amount)
+    return Hint(word.name, changes)
 
 
 def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
@@ -203,6 +278,11 @@ def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
         if word.name.endswith("*") and small.startswith(word.name[:-1]):
             return word
     _, _, ending = small.rpartition("/")
+    of_domain = {
+        name.rpartition("/")[2]: name for name in words if name.startswith(small[: -len(ending)])
+    }
+    if near := difflib.get_close_matches(ending, of_domain, n=1, cutoff=0.8):
+        return words[of_domain[near[0]]]
     same = [name for name in words if name.rpartition("/")[2] == ending]
     close = difflib.get_close_matches(small, same or words, n=1, cutoff=0.0 if same else 0.8)
     if not close:
@@ -214,41 +294,39 @@ def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
 _RESOURCES = {name.lower(): word for name, word in WORDS.items() if word.place is Place.RESOURCE}
 
 
-REQUEST_ONE = "write `nvidia.com/gpu: 1` into the limits of its container for one GPU"
-
-
 def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
     """Yield resources that no dialect has, and that look as if they were for GPUs."""
     for name in sorted(names):
         small = name.lower()
         if name in GPU_RESOURCES or small.startswith(EXTENDED_RESOURCES):
             continue
-        if "gpu" in small or small.startswith(PREFIXES):
+        accelerates = any(part in small.partition("/")[2] for part in ACCELERATORS)
+        if accelerates or "gpu" in small or small.startswith(PREFIXES):
             yield name
 
 
-def no_node_has(name: str) -> str:
-    return f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
+def no_node_has(name: str, amount: int) -> str:
+    return f"no node of this cluster has {name}: {did_you_mean(name, amount)}".removesuffix(": ")
 
 
-def did_you_mean(name: str) -> str:
+def did_you_mean(name: str, amount: int) -> str:
     """Return what was probably meant by an unknown resource, or an empty text.
 
-    >>> did_you_mean("nvidia.com/gpumemory")
+    >>> did_you_mean("nvidia.com/gpumemory", 3000)
     'did you mean nvidia.com/gpumem?'
     """
-    small = name.lower()
-    word = _RESOURCES.get(small) or _nearest(small, _RESOURCES)
-    if word is None:
-        return ""
-    if word.effect is WordEffect.NO_EFFECT:
-        return word.note
-    return f"did you mean {word.name}?"
+    instead = meant(name, amount)
+    return f"did you mean {instead.text}?" if instead else ""
 
 
-def _belongs(fault: str, word: Word) -> MisplacedKey:
-    if word.place is Place.RESOURCE:
-        advice = f"{word.name} is a resource: write it into the container's limits"
-    else:
-        advice = f"{word.name} is {'an' if word.place is Place.ANNOTATION else 'a'} {word.place}"
-    return MisplacedKey(f"{fault}; {advice}", is_resource=word.place is Place.RESOURCE)
+def request_one(none: Iterable[str] = (), container: str = "") -> Hint:
+    """Return how a GPU is requested; `none` are resources that are requested with an amount of 0.
+
+    >>> request_one(["volcano.sh/gpu-number"]).text
+    'write `volcano.sh/gpu-number: 1` into the limits of its container'
+    """
+    zeros = sorted(GPU_RESOURCES.intersection(none))
+    change = more_than_none(zeros[0] if zeros else nvidia.COUNT, container)
+    return Hint(
+        f"write `{change.name}: {change.value}` into the limits of its container", (change,)
+    )

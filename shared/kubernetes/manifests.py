@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -30,6 +30,8 @@ class ManifestPod:
     origin: str
     """Such as `Deployment web`."""
     pod: ApiPod
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """The pod as it is written: metadata and spec."""
     replicas: int = 1
     """How many such pods run at once."""
 
@@ -122,7 +124,9 @@ def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> Manifes
     pod = {"metadata": metadata, "spec": template["spec"]}
     try:
         return ManifestPod(
-            origin=origin, pod=msgspec.json.decode(json.dumps(pod, default=str), type=ApiPod)
+            origin=origin,
+            pod=msgspec.json.decode(json.dumps(pod, default=str), type=ApiPod),
+            template={"metadata": _metadata(template, where), "spec": template["spec"]},
         )
     except (ValueError, TypeError) as error:
         raise RequestError(f"{where}: {origin} is not a pod: {error}") from error

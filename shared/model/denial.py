@@ -2,6 +2,8 @@
 
 import msgspec
 
+from shared.model.change import Change
+
 
 class Denial(msgspec.Struct, frozen=True, gc=False):
     """The result of a check that fails; a check that passes returns None.
@@ -14,3 +16,5 @@ class Denial(msgspec.Struct, frozen=True, gc=False):
     """Machine-readable, like a reason in a condition of Kubernetes."""
     text: str
     """What is wrong, with numbers, and what to do."""
+    changes: tuple[Change, ...] = ()
+    """The first way out that the text names; none if only a person can choose."""

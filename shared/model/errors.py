@@ -2,6 +2,8 @@
 
 import msgspec
 
+from shared.model.change import Change
+
 UNDECODABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """Raised when JSON or MessagePack of others is decoded; deep nesting ends the recursion."""
 
@@ -12,6 +14,11 @@ class LeaseholdError(Exception):
 
 class RequestError(LeaseholdError):
     """The request can never be granted as it is; a retry cannot help."""
+
+    def __init__(self, text: object = "", *changes: Change) -> None:
+        super().__init__(text)
+        self.changes = changes
+        """The first way out that the text names; none if only a person can choose."""
 
 
 class ConflictError(LeaseholdError):

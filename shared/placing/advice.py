@@ -1,12 +1,11 @@
 """What lets a waiting pod run: changes of its manifest, the end of others, administrators; pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import groupby
 
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Dialect
+from shared.model.change import Change, Place, words
 from shared.model.devices.device import MIB
 from shared.model.quantity import amount_text, peak
 from shared.model.requests.request import (
@@ -16,28 +15,8 @@ from shared.model.requests.request import (
     PodRequest,
 )
 
-
-class Place(StrEnum):
-    LIMIT = "limit"
-    TOTAL = "total"
-    """What all containers of the pod request together."""
-    ANNOTATION = "annotation"
-    SELECTOR = "node selector"
-    TOLERATION = "toleration"
-    FIELD = "field"
-
-
 RECOVERS = "the pod gets one that has recovered"
 """Of sick GPUs: time may help."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    place: Place
-    name: str
-    value: str = ""
-    """Empty: it is removed. Of a taint, `value:effect`."""
-    container: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +61,7 @@ class Advice:
         return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
 
     def _text_of_changes(self) -> str:
-        changed = " and ".join(_sentence_parts(self.changes))
+        changed = words(self.changes)
         node = f"node {self.node}"
         if self.models and any(change.place is Place.ANNOTATION for change in self.changes):
             node += f" ({self.models})"
@@ -100,35 +79,6 @@ class Advice:
         return f"waiting {alone}does not help: {changed}, {room}"
 
 
-def _sentence_parts(changes: Iterable[Change]) -> Iterator[str]:
-    for container, together in groupby(changes, key=lambda change: change.container):
-        if container:
-            yield f"in container {container} {_limits_text(tuple(together))}"
-        else:
-            yield from map(_text, together)
-
-
-def _limits_text(changes: Sequence[Change]) -> str:
-    amounts = [f"{change.name}: {change.value}" for change in changes if change.value]
-    removed = [change.name for change in changes if not change.value]
-    texts = [f"set {', '.join(amounts)}"] * bool(amounts)
-    return " and ".join(texts + [f"remove {', '.join(removed)}"] * bool(removed))
-
-
-def _text(change: Change) -> str:
-    match change.place:
-        case Place.TOTAL:
-            return f"request at most {change.value} of {change.name} in all containers together"
-        case Place.TOLERATION:
-            return f"tolerate the taint {change.name}={change.value}"
-        case Place.SELECTOR if change.value:
-            return f"change the {change.place} {change.name} to {change.value}"
-        case Place.FIELD:
-            return f"remove {change.name}"
-        case _:
-            return f"remove the {change.place} {change.name}"
-
-
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
     dialect = DIALECTS.get(before.dialect)
     changes = list[Change]()
@@ -143,7 +93,7 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
         if amount - limits_peak(name, after) != beside:
             own = dialect is not None and name in dialect.node_wide and len(after.containers) == 1
             place, container = (
-                (Place.LIMIT, after.containers[0].container) if own else (Place.TOTAL, "")
+                (Place.RESOURCE, after.containers[0].container) if own else (Place.TOTAL, "")
             )
             changes.append(Change(place, name, _amount(name, amount), container))
     changes += _node_changes(before.node_requirements, after.node_requirements)
@@ -168,7 +118,7 @@ def _limit_changes(
     for name in [*now, *(name for name in was if name not in now)]:
         if was.get(name) != now.get(name):
             value = _amount(name, now[name]) if name in now else ""
-            yield Change(Place.LIMIT, name, value, old.container)
+            yield Change(Place.RESOURCE, name, value, old.container)
 
 
 def _amount(name: str, amount: int) -> str:

@@ -275,7 +275,7 @@ class PodParser:
             host_paths=self.host_paths,
         )
         for fault in chain(violations(subject), device_mounts(pod.containers)):
-            raise RequestError(fault)
+            raise RequestError(fault.text, *fault.changes)
 
 
 def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:

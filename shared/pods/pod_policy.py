@@ -32,11 +32,16 @@ from shared.dialects.reserved import (
     sets_reserved,
 )
 from shared.model.bounds import LONGEST_FIELD, cut
+from shared.model.change import Change, Hint, Place, field_removed
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 SANDBOXES = ("gvisor", "runsc")
 """Parts of names of runtime classes whose containers have a kernel of their own."""
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of nodes. https://kubernetes.io/docs/reference/labels-annotations-taints/"""
+FREE_PREFIX = "APP_"
+"""With which no reserved variable begins."""
 
 
 class Check(Flag):
@@ -73,7 +78,7 @@ class PolicySubject:
     """Directories of nodes that contain only data."""
 
 
-Broken = Iterator[str]
+Broken = Iterator[Hint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,40 +94,44 @@ class PodRule:
     checks: Check = ADMISSION
 
 
-def violations(subject: PolicySubject) -> Iterator[str]:
+def violations(subject: PolicySubject) -> Iterator[Hint]:
     """Yield every field that breaks a rule of the check, with its container and what to do."""
     for rule in RULES:
         if subject.check in rule.checks:
             yield from rule.find(subject)
 
 
-def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[str]:
+def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[Hint]:
     """Yield fields that select devices in the container runtime; no pod may have them."""
     for key, name in annotations_with_gpus(pod.annotations).items():
-        yield (
+        yield Hint(
             f"annotation {key} would select devices in the container runtime ({cut(name)}): remove "
-            "it, as Leasehold provides the devices"
+            "it, as Leasehold provides the devices",
+            (Change(Place.ANNOTATION, key),),
         )
     yield from device_mounts(containers)
 
 
-def device_mounts(containers: Iterable[PodContainer]) -> Iterator[str]:
+def device_mounts(containers: Iterable[PodContainer]) -> Iterator[Hint]:
     """Yield mounts whose paths select devices in the container runtime."""
     for container in containers:
-        paths = (normalized(mount.path) for mount in container.mounts)
-        for path in filter(is_device_name_mount, paths):
-            yield (
-                f"container {container.name}: a mount at {path} would select devices in the "
-                "container runtime: remove it, as Leasehold provides the devices"
-            )
+        for mount in container.mounts:
+            path = normalized(mount.path)
+            if is_device_name_mount(path):
+                yield Hint(
+                    f"container {container.name}: a mount at {path} would select devices in the "
+                    "container runtime: remove it, as Leasehold provides the devices",
+                    (field_removed(f"volumeMounts[{mount.path}]", container.name),),
+                )
 
 
 def _node_name(subject: PolicySubject) -> Broken:
     node = subject.pod.spec.node_name
     if node:
-        yield (
-            f"nodeName is set to {node}, which bypasses every scheduler: use a node "
-            "selector or affinity"
+        yield Hint(
+            f"nodeName is set to {node}, which bypasses every scheduler: use the node selector "
+            f"{HOSTNAME}: {node}, or affinity",
+            (field_removed("spec.nodeName"), Change(Place.SELECTOR, HOSTNAME, node)),
         )
 
 
@@ -130,22 +139,26 @@ def _host_namespaces(subject: PolicySubject) -> Broken:
     spec = subject.pod.spec
     for name, is_set in (("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)):
         if is_set:
-            yield f"{name} gives access to processes of other pods: remove it"
+            yield Hint(
+                f"{name} gives access to processes of other pods: remove it",
+                (field_removed(f"spec.{name}"),),
+            )
 
 
 def _runtime_class(subject: PolicySubject) -> Broken:
     name = subject.pod.spec.runtime_class_name or ""
     if any(word in name.lower() for word in SANDBOXES):
-        yield (
+        yield Hint(
             f"runtimeClassName {name}: gVisor hides processes from the node, so that shares could "
-            "be neither limited nor measured: remove it"
+            "be neither limited nor measured: remove it",
+            (field_removed("spec.runtimeClassName"),),
         )
 
 
 def _host_paths(subject: PolicySubject) -> Broken:
     for volume, path in subject.pod.host_paths.items():
         if not is_data_path(path, subject.host_paths):
-            yield (
+            yield Hint(
                 f"volume {volume}: hostPath {path} gives access to the node or its devices: "
                 f"{host_path_advice(subject.host_paths)}"
             )
@@ -154,9 +167,10 @@ def _host_paths(subject: PolicySubject) -> Broken:
 def _privileged(subject: PolicySubject) -> Broken:
     for container in subject.containers:
         if container.privileged and not subject.allow_privileged:
-            yield (
-                f"container {container.name} is privileged and would see every GPU: add only "
-                "the capabilities that it needs"
+            yield Hint(
+                f"container {container.name} is privileged and would see every GPU: remove "
+                "securityContext.privileged, and add only the capabilities that it needs",
+                (field_removed("securityContext.privileged", container.name),),
             )
 
 
@@ -164,9 +178,10 @@ def _capabilities(subject: PolicySubject) -> Broken:
     for container in subject.containers:
         for name in container.capabilities:
             if name.upper().removeprefix("CAP_") in CAPABILITIES:
-                yield (
+                yield Hint(
                     f"container {container.name}: capability {name} could lift the GPU limits: "
-                    "remove it from securityContext.capabilities.add"
+                    "remove it from securityContext.capabilities.add",
+                    (field_removed(f"securityContext.capabilities.add[{name}]", container.name),),
                 )
 
 
@@ -177,16 +192,18 @@ def _shared_processes(subject: PolicySubject) -> Broken:
     the mounts.
     """
     if subject.pod.spec.share_process_namespace:
-        yield (
+        yield Hint(
             "shareProcessNamespace lets other containers remove the files that limit the GPU: "
-            "remove it"
+            "remove it",
+            (field_removed("spec.shareProcessNamespace"),),
         )
     with_gpus = {container.name for container in subject.gpu_containers_of_pod}
     for container in subject.containers:
         if container.target in with_gpus:
-            yield (
+            yield Hint(
                 f"container {container.name}: targetContainerName {container.target} has GPUs, and "
-                "the files that limit them could be removed: debug the pod without a target"
+                "the files that limit them could be removed: debug the pod without a target",
+                (field_removed("targetContainerName", container.name),),
             )
 
 
@@ -196,11 +213,30 @@ def _mounts(subject: PolicySubject) -> Broken:
             conflict = lease_conflict(mount.path)
             if conflict and not _is_temporary(mount, subject.pod):
                 what = "a volume mounted at" if mount.volume else "terminationMessagePath"
-                yield (
+                fault = (
                     f"container {container.name}: {what} {mount.path} could replace {conflict}, "
-                    "which Leasehold mounts: use another path"
+                    "which Leasehold mounts"
                 )
+                instead = _other_path(mount, container, subject.pod)
+                yield Hint(f"{fault}: {instead.text}", instead.changes)
     yield from _shared_temporaries(subject)
+
+
+def _other_path(mount: ContainerMount, container: PodContainer, pod: PodView) -> Hint:
+    """Return what to write instead of a mount or a path that conflicts with the lease."""
+    of_mount = f"volumeMounts[{mount.path}]"
+    if not mount.volume:
+        removed = field_removed("terminationMessagePath", container.name)
+        return Hint("leave it out, or use another path", (removed,))
+    if normalized(mount.path) == TEMPORARY and mount.volume in pod.empty_dirs:
+        fields = ("subPath", "subPathExpr", "readOnly")
+        changes = tuple(field_removed(f"{of_mount}.{name}", container.name) for name in fields)
+        return Hint("mount all of the emptyDir, without subPath and readOnly", changes)
+    other = f"/volumes/{mount.volume}"
+    return Hint(
+        f"use another path, such as {other}",
+        (Change(Place.FIELD, f"{of_mount}.mountPath", other, container.name),),
+    )
 
 
 def _shared_temporaries(subject: PolicySubject) -> Broken:
@@ -214,7 +250,7 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
         times = Counter(mount.volume for mount in container.mounts if mount.volume in holders)
         for volume, count in times.items():
             if count > (1 if container.name == holders[volume] else 0):
-                yield (
+                yield Hint(
                     f"container {container.name}: volume {volume} is {TEMPORARY} of container "
                     f"{holders[volume]}, and the files that limit its GPU are mounted below it: "
                     "mount a volume of its own"
@@ -238,11 +274,14 @@ def _variables(subject: PolicySubject) -> Broken:
             if (name, value) == (VISIBLE, NOTHING_VISIBLE) and not container.requests_gpu:
                 continue  # the webhook has set it, and a claim's devices replace it
             if sets_reserved(name, value):
-                yield f"{place}: variable {name} may be set by Leasehold only: remove it"
+                yield Hint(
+                    f"{place}: variable {name} may be set by Leasehold only: remove it",
+                    (field_removed(f"env[{name}]", container.name),),
+                )
             elif name == LIBRARY_SEARCH:
                 fault = _search_fault(value, has_source=name in container.value_from)
                 if fault:
-                    yield f"{place}: {name} {fault}"
+                    yield Hint(f"{place}: {name} {fault}")
 
 
 def _search_fault(value: str, *, has_source: bool) -> str:
@@ -267,13 +306,18 @@ def _searches_library(value: str) -> bool:
 
 def _env_from(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
-        for prefix in container.prefixes:
+        for number, prefix in enumerate(container.prefixes):
             if may_set_reserved(prefix) and not subject.allow_env_from:
                 source = f"envFrom with prefix {prefix}" if prefix else "envFrom without a prefix"
-                yield (
+                yield Hint(
                     f"container {container.name}: {source} could set variables that select devices "
                     "or lift limits, now or when its source changes: give it a prefix such as "
-                    "APP_, or list the variables in env with valueFrom"
+                    f"{FREE_PREFIX}, or list the variables in env with valueFrom",
+                    (
+                        Change(
+                            Place.FIELD, f"envFrom[{number}].prefix", FREE_PREFIX, container.name
+                        ),
+                    ),
                 )
 
 

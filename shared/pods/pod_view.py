@@ -4,8 +4,9 @@ Admission, the watcher and the dialects read pods in this form. None of its fiel
 API server validates a pod after its mutating webhooks.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 
@@ -13,6 +14,7 @@ import msgspec
 
 from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import ContainerManifest, PodManifest
+from shared.dialects.meant_resources import meant_part
 from shared.dialects.nvidia.dialect import PRIORITY
 from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
 from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, ObjectMeta, SecurityContext
@@ -31,12 +33,24 @@ def parse_requested(resources: Mapping[str, str | int | float]) -> dict[str, int
     Raises RequestError with the resource for a malformed quantity and one too large to count, and
     for an amount of GPUs that is negative or not a whole number.
     """
+    for name in sorted(resources.keys() & GPU_RESOURCES):
+        _check_whole(name, str(resources[name]), resources.keys() - {name})
     amounts = parse_resources(resources)
-    for name in amounts.keys() & GPU_RESOURCES:
-        exact = parse_quantity(resources[name])
-        if exact < 0 or exact.denominator != 1:
-            raise RequestError(f"{name} must be a whole number of 0 or more, got {resources[name]}")
     return {name: amount for name, amount in amounts.items() if amount or name in LEVELS}
+
+
+def _check_whole(name: str, text: str, others: Collection[str]) -> None:
+    try:
+        exact = parse_quantity(text)
+        fault = f"{name} must be a whole number of 0 or more, got {text}"
+    except RequestError as error:
+        exact = Fraction(-1)
+        fault = f"{name}: {error}"
+    if exact < 0 or exact.denominator != 1:
+        meant = meant_part(name, text.strip(), others)
+        if meant is None:
+            raise RequestError(fault)
+        raise RequestError(f"{fault}: {meant.text}", *meant.changes)
 
 
 def requests_gpu(amounts: Mapping[str, int]) -> bool:
@@ -183,7 +197,8 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
     try:
         limits, requests = parse_requested(resources.limits), parse_requested(resources.requests)
     except RequestError as error:
-        raise RequestError(f"container {container.name}: {error}") from error
+        changes = (replace(change, container=container.name) for change in error.changes)
+        raise RequestError(f"container {container.name}: {error}", *changes) from error
     full = container if isinstance(container, FullContainer) else FullContainer()
     variables = {variable.name: variable for variable in full.env}
     security = container.security_context or SecurityContext()

@@ -1,7 +1,10 @@
 """How long a pod may run, and is expected to, from its spec and annotations; pure."""
 
+import re
+
 from shared.model.bounds import MOST_RUN_S
 from shared.model.budgets.quota import Quota
+from shared.model.change import Change, Place
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
 from shared.model.quantity import duration_text, parse_duration_s
@@ -64,7 +67,28 @@ def _annotated(pod: PodView, annotation: str) -> int | None:
     try:
         return None if text is None else parse_duration_s(text)
     except RequestError as error:
-        raise RequestError(f"annotation {annotation}: {error}") from error
+        fault = f"annotation {annotation}: {error}"
+        meant = _meant_duration(text or "")
+        if not meant:
+            raise RequestError(fault) from error
+        raise RequestError(
+            f"{fault}: write {meant}", Change(Place.ANNOTATION, annotation, meant)
+        ) from error
+
+
+_WRITTEN = re.compile(r"(\d{1,6})\s*(d|h|m|s|)[a-z]*", re.ASCII)
+_UNIT_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "": 1}
+
+
+def _meant_duration(text: str) -> str:
+    """Return a duration as it is written here, or "" for a text that seems to be none.
+
+    >>> _meant_duration("1 hour"), _meant_duration("3600")
+    ('1h', '1h')
+    """
+    written = _WRITTEN.fullmatch(text.strip().lower())
+    seconds = int(written[1]) * _UNIT_S[written[2]] if written else 0
+    return duration_text(seconds) if 1 <= seconds <= MOST_RUN_S else ""
 
 
 def _seconds(value: float | None) -> int | None:

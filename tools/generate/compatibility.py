@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from shared.dialects import DIALECTS
-from shared.dialects.vocabulary import WORDS, Place
+from shared.dialects.vocabulary import WORDS
+from shared.model.change import Place
 from tools.generate.pages import ROOT, filled
 
 CHECKLISTS = ROOT / "tests" / "checklists.md"

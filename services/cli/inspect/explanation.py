@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from statistics import fmean
 from typing import Any
 
@@ -10,7 +11,7 @@ from services.cli.inspect.other_nodes import other_nodes_lines
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
-from shared.dialects.vocabulary import REQUEST_ONE, did_you_mean
+from shared.dialects.vocabulary import did_you_mean, request_one
 from shared.model.events.pod_events import MUST_WAIT
 from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
@@ -409,7 +410,7 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             next=f"{_describe(pod)}; `{program} gpus` shows every lease",
         )
     if pod.unknown and not pod.node:
-        meant = "; ".join(filter(None, map(did_you_mean, pod.unknown)))
+        meant = "; ".join(filter(None, starmap(did_you_mean, pod.unknown.items())))
         return _explained(
             pod,
             "foreign",
@@ -421,7 +422,7 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             pod,
             "foreign",
             "requests no GPU by a resource name that Leasehold knows",
-            next=f"{REQUEST_ONE}, and recreate the pod",
+            next=f"{request_one(pod.none).text} for one GPU, and recreate the pod",
         )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)

@@ -20,8 +20,11 @@ from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
-from shared.dialects.vocabulary import did_you_mean, unknown_gpus
+from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.vocabulary import did_you_mean, find_misplaced, unknown_gpus
 from shared.kubernetes.manifests import ManifestPod, pods_in
+from shared.kubernetes.types import ApiPod
+from shared.model.change import Change
 from shared.model.devices.device import Device, DeviceMode, DeviceUse
 from shared.model.devices.node import NodeFacts
 from shared.model.errors import RequestError
@@ -41,7 +44,9 @@ from shared.model.views.view import View
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.pod_parser import parse_manifest
+from shared.pods.pod_view import view_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 EXAMPLE_GPUS = 8
@@ -139,6 +144,8 @@ class PodReport(View, frozen=True, kw_only=True):
     """Why the request is invalid, with container, field, value and rule."""
     refusal: str = ""
     """Why a valid request does not fit the example node."""
+    patch: tuple[PatchOperation, ...] = ()
+    """Of the pod, or of the template: the change that `fault` names."""
     dialect: str = field(name="system", default="")
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
@@ -171,7 +178,9 @@ def report_of(
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
     if parsed.request_error or parsed.request is None:
-        return structs.replace(report, fault=parsed.request_error)
+        changes = _mending(written.pod, rules)
+        patch = json_patch(written.template, changes)
+        return structs.replace(report, fault=parsed.request_error, patch=patch)
     containers = tuple(
         ContainerReport(container=container.container, request=request_text(container))
         for container in parsed.request.containers
@@ -179,9 +188,25 @@ def report_of(
     report = structs.replace(report, dialect=parsed.request.dialect, containers=containers)
     if not containers:
         unknown = list(unknown_gpus(parsed.resources))
-        meant = [f"requests {name}: {did_you_mean(name)}".removesuffix(": ") for name in unknown]
-        return structs.replace(report, fault="; ".join(meant))
+        meant = [
+            f"requests {name}: {did_you_mean(name, parsed.resources[name])}".removesuffix(": ")
+            for name in unknown
+        ]
+        changes = tuple(
+            change for word in find_misplaced(view_of(written.pod)) for change in word.changes
+        )
+        patch = json_patch(written.template, changes)
+        return structs.replace(report, fault="; ".join(meant), patch=patch)
     return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
+
+
+def _mending(pod: ApiPod, rules: Rules) -> tuple[Change, ...]:
+    """Return the change that the error about a request names."""
+    try:
+        parse_pod_request(view_of(pod), rules)
+    except RequestError as error:
+        return error.changes
+    return ()
 
 
 def _place_and_grant(

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
-from services.webhook.patches import PatchOperation, add, add_annotation, add_gate
-from services.webhook.pod_admission import FORBIDDEN, INVALID, Changes, PodAdmission
+from services.webhook.patches import add, add_annotation, add_gate
+from services.webhook.pod_admission import FORBIDDEN, INVALID, Changes, PodAdmission, denial_by
 from shared.dialects import pod_requests
 from shared.dialects.reserved import EXEMPT
+from shared.model.change import Hint
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import BUDGET_GATE
+from shared.pods.manifest_patches import PatchOperation
 from shared.pods.run_term import deadline_s, expected_run_s
 
 
@@ -23,7 +25,7 @@ def set_deadline(admission: PodAdmission) -> Denial | Changes | None:
         expected_run_s(pod)
         wanted = deadline_s(pod, quota)
     except RequestError as error:
-        return Denial(INVALID, str(error))
+        return denial_by(error, INVALID)
     if wanted is None or wanted == pod.spec.active_deadline_seconds:
         return None
     return Changes(patches=(add("/spec/activeDeadlineSeconds", wanted),))
@@ -41,7 +43,9 @@ def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
     if budget.new_pods == "queue":
         return Changes(
             patches=tuple(add_gate(admission.pod, BUDGET_GATE)),
-            warnings=(f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; {command}",),
+            warnings=(
+                Hint(f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; {command}"),
+            ),
         )
     return None
 

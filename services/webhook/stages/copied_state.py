@@ -1,12 +1,12 @@
 """What a new pod that is a copy of a placed one brings with it, and how it is removed; pure."""
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from msgspec import structs
 
-from services.webhook.patches import ANNOTATIONS, PatchOperation, remove
+from services.webhook.patches import ANNOTATIONS, remove
 from services.webhook.pod_admission import FORBIDDEN, Changes, PodAdmission
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
@@ -14,7 +14,9 @@ from shared.dialects.reserved import (
     STRIPPED_ANNOTATIONS,
     is_of_leasehold,
 )
+from shared.model.change import Change, Hint, Place
 from shared.model.denial import Denial
+from shared.pods.manifest_patches import PatchOperation
 from shared.pods.pod_view import PodView
 
 MAX_SHOWN = 10
@@ -33,7 +35,7 @@ def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
         for key in pod.annotations
         if key.startswith(STRIPPED_ANNOTATIONS) or is_of_leasehold(key)
     )
-    denial = _misspelled(copied)
+    denial = _misspelled(pod.annotations)
     if denial is not None:
         return denial
     replaced = [key for key in COMPLETED_ANNOTATIONS if key in pod.annotations]
@@ -43,17 +45,22 @@ def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
         return None
     return Changes(
         patches=tuple(_patches([*copied, *replaced], node)),
-        warnings=tuple(_warnings(copied, node)),
+        warnings=tuple(map(Hint, _warnings(copied, node))),
         pod=_without(pod, {*copied, *replaced}, node),
     )
 
 
-def _misspelled(annotations: Iterable[str]) -> Denial | None:
-    for key in filter(is_of_leasehold, annotations):
+def _misspelled(annotations: Mapping[str, str]) -> Denial | None:
+    for key in sorted(filter(is_of_leasehold, annotations)):
         meant = difflib.get_close_matches(key, AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
         if meant:
             return Denial(
-                FORBIDDEN, f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?"
+                FORBIDDEN,
+                f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?",
+                (
+                    Change(Place.ANNOTATION, key),
+                    Change(Place.ANNOTATION, meant[0], annotations[key]),
+                ),
             )
     return None
 

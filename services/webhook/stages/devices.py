@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.webhook.patches import PatchOperation, add_variable
+from services.webhook.patches import add_variable
 from services.webhook.pod_admission import Changes, PodAdmission, denial_of
 from shared.dialects import DIALECTS
 from shared.dialects.reserved import (
@@ -13,7 +13,9 @@ from shared.dialects.reserved import (
     is_cuda_image,
     names_devices,
 )
+from shared.model.change import Hint
 from shared.model.denial import Denial
+from shared.pods.manifest_patches import PatchOperation
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer
 
@@ -59,8 +61,10 @@ def deny_changed_images(admission: PodAdmission) -> Denial | None:
     old_containers = () if admission.old is None else admission.old.containers
     before = {container.name: container for container in old_containers}
     return denial_of(
-        f"container {container.name} would see every GPU with image {container.image}: create a "
-        "new pod with that image, or request a GPU"
+        Hint(
+            f"container {container.name} would see every GPU with image {container.image}: create "
+            "a new pod with that image, or request a GPU"
+        )
         for container in admission.pod.containers
         if container.name in before
         and container.image != before[container.name].image

@@ -14,14 +14,17 @@ from services.webhook.pod_admission import (
     AdmissionPolicy,
     Changes,
     PodAdmission,
+    denial_by,
 )
 from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.isolation_words import parse_isolation
 from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.reserved import CHOSEN
 from shared.dialects.vocabulary import MisplacedKey, find_misplaced, find_unread
 from shared.model.bounds import MOST_ANNOTATIONS
+from shared.model.change import Hint, field_removed, limit
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION
@@ -44,7 +47,7 @@ def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
     try:
         renamed = [rename_amounts(container, names) for container in pod.containers]
     except RequestError as error:
-        return Denial(INVALID, str(error))
+        return denial_by(error, INVALID)
     return Changes(
         patches=tuple(chain.from_iterable(patches for _, patches in renamed)),
         pod=replace(pod, containers=tuple(container for container, _ in renamed)),
@@ -76,18 +79,20 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
             container.path: _amount_changes(container) for container in admission.leased_containers
         }
     except RequestError as error:
-        return Denial(BAD_REQUEST, str(error))
+        return denial_by(error, BAD_REQUEST)
+    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
     request = _parse_request(pod, changes, policy)
     if isinstance(request, Denial):
-        return request
-    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
+        amount = next((word for word in misplaced if word.is_resource), None)
+        # What is missing is probably what was written wrongly.
+        return request if amount is None else Denial(BAD_REQUEST, amount.text, amount.changes)
     excess = too_large(request, pod.containers, admission.largest)
     denial = _check_annotations(pod) or _check_misplaced(request, misplaced)
     if excess is not None and not policy.allow_larger_requests:
         denial = denial or excess
     if denial is not None:
         return denial
-    late = [f"{excess.text}; the pod waits for a node with such a device"] if excess else []
+    late = [Hint(f"{excess.text}; the pod waits for a node with such a device")] if excess else []
     small = too_small(request, policy.least_share_mib, admission.largest)
     completed = (
         complete_limits(container, changes[container.path])
@@ -99,8 +104,24 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
             *_word_warnings(pod, misplaced, request.dialect),
             *late,
             *islice(small, MOST_WARNINGS),
+            *_unseen_numbers(request, pod),
         ),
     )
+
+
+def _unseen_numbers(request: PodRequest, pod: PodView) -> Iterator[Hint]:
+    """Yield a warning for each container whose program would look for GPUs that it does not see."""
+    gpus = {part.container: part.gpus for part in request.containers}
+    for container in pod.containers:
+        numbers = container.variables.get(CHOSEN, "").split(",")
+        seen = gpus.get(container.name, 0)
+        if seen and any(number.strip().isdecimal() and int(number) >= seen for number in numbers):
+            sees = "one GPU, number 0" if seen == 1 else f"{seen} GPUs, numbers 0 to {seen - 1}"
+            yield Hint(
+                f"container {container.name}: variable {CHOSEN} is {','.join(numbers)}, and the "
+                f"container sees {sees}: remove it",
+                (field_removed(f"env[{CHOSEN}]", container.name),),
+            )
 
 
 def warn_of_words(admission: PodAdmission) -> Changes:
@@ -121,7 +142,8 @@ def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
         requested = ", ".join(sorted(amounts.keys() & GPU_RESOURCES))
         raise RequestError(
             f"container {container.name}: {contradicted[0]} is 0 and needed by {requested}: set it "
-            "to 1 or more, or remove them all"
+            "to 1 or more, or remove them all",
+            limit(container.name, contradicted[0], 1),
         )
     return changes
 
@@ -138,11 +160,11 @@ def _parse_request(
         request = parse_pod_request(_completed(pod, changes), policy.rules)
     except RequestError as error:
         denial = pod_requests.vendor_denial(pod, vendors, refused=True)
-        return denial or Denial(BAD_REQUEST, str(error))
+        return denial or denial_by(error, BAD_REQUEST)
     try:
         check_gang(pod)
     except RequestError as error:
-        return Denial(BAD_REQUEST, str(error))
+        return denial_by(error, BAD_REQUEST)
     return request
 
 
@@ -165,11 +187,11 @@ def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> 
     if wide is None or amount is None:
         return None
     text = f"{amount.text}; container {wide.container} would get a whole GPU"
-    return Denial(BAD_REQUEST, text)
+    return Denial(BAD_REQUEST, text, amount.changes)
 
 
-def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[str]:
-    yield from (word.text for word in misplaced)
+def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[Hint]:
+    yield from misplaced
     yield from find_unread(pod, dialect)
 
 

@@ -6,10 +6,11 @@ from msgspec import structs
 
 from services.webhook.pod_admission import BAD_REQUEST, DeviceMaximum
 from shared.dialects import DIALECTS, GPU_RESOURCES
+from shared.model.change import Change, Hint
 from shared.model.denial import Denial
 from shared.model.devices.device import MIB
 from shared.model.requests.request import GpuRequest, PodRequest
-from shared.placing.advice import Change, changes_between
+from shared.placing.advice import changes_between
 from shared.pods.pod_view import PodContainer
 
 GIB = 1024
@@ -29,12 +30,12 @@ def too_large(
         excess = _excess(request, largest)
         if excess:
             written = _written(amounts.get(request.container, {}))
-            less = _listed(_most(pod, request, largest))
+            most = _most(pod, request, largest)
             text = (
-                f'container "{request.container}" ({written}) requests {excess}; set {less}, or '
-                "request a whole GPU"
+                f'container "{request.container}" ({written}) requests {excess}; set '
+                f"{_listed(most)}, or request a whole GPU"
             )
-            return Denial(BAD_REQUEST, text)
+            return Denial(BAD_REQUEST, text, most)
     return None
 
 
@@ -86,7 +87,7 @@ def _written(amounts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={amounts[name]}" for name in sorted(amounts) if name in GPU_RESOURCES)
 
 
-def too_small(pod: PodRequest, least_mib: int, largest: DeviceMaximum | None) -> Iterator[str]:
+def too_small(pod: PodRequest, least_mib: int, largest: DeviceMaximum | None) -> Iterator[Hint]:
     """Yield a warning for each container with less memory, and what was probably meant."""
     if largest is None or not largest.memory_units:
         largest = ASSUMED_LARGEST
@@ -94,11 +95,23 @@ def too_small(pod: PodRequest, least_mib: int, largest: DeviceMaximum | None) ->
     for request in pod.containers:
         mib = _requested_mib(request, unit_mib)
         if mib is not None and 0 < mib < least_mib:
-            yield (
+            meant = _meant(pod, request, unit_mib, largest.memory_mib) or _least(
+                pod, request, unit_mib, least_mib
+            )
+            text = (
                 f"container {request.container} gets {mib} MiB of a GPU, and a CUDA program needs "
                 f"about {least_mib} MiB before it allocates anything"
-                f"{_meant(pod, request, unit_mib, largest.memory_mib)}"
             )
+            yield Hint(f"{text}: {meant.text}", meant.changes)
+
+
+def _least(pod: PodRequest, request: GpuRequest, unit_mib: int, least_mib: int) -> Hint:
+    if request.memory_units is not None:
+        changes = _changes(pod, request, memory_units=-(-least_mib // unit_mib))
+    else:
+        step = DIALECTS[pod.dialect].memory_step
+        changes = _changes(pod, request, memory_bytes=-(-least_mib * MIB // step) * step)
+    return Hint(f"write {_listed(changes)} or more", changes)
 
 
 def _requested_mib(request: GpuRequest, unit_mib: int) -> int | None:
@@ -109,7 +122,7 @@ def _requested_mib(request: GpuRequest, unit_mib: int) -> int | None:
     return None if request.memory_units is None else request.memory_units * unit_mib
 
 
-def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int) -> str:
+def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int) -> Hint | None:
     """Return the amount for as many GiB as the number that is written, if a device has so much."""
     if request.memory_units is not None:
         gib = request.memory_units
@@ -117,7 +130,7 @@ def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int
     else:
         gib = (request.memory_bytes or 0) // DIALECTS[pod.dialect].memory_step
         changes = _changes(pod, request, memory_bytes=gib * GIB * MIB)
-    if not 0 < gib * GIB <= largest_mib:
-        return ""
-    amounts = _listed(change for change in changes if change.value)
-    return f": for {gib} GiB write {amounts}" if amounts else ""
+    written = tuple(change for change in changes if change.value)
+    if not written or not 0 < gib * GIB <= largest_mib:
+        return None
+    return Hint(f"for {gib} GiB write {_listed(written)}", changes)

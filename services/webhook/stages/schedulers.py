@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator
 
-from services.webhook.patches import PatchOperation, add, add_label
-from services.webhook.pod_admission import Changes, PodAdmission, SchedulerChoice, denial_of
+from services.webhook.patches import add, add_label
+from services.webhook.pod_admission import (
+    FORBIDDEN,
+    Changes,
+    PodAdmission,
+    SchedulerChoice,
+    denial_by,
+    denial_of,
+)
 from shared.dialects.pod_groups import PodGroupReference, parse_pod_group
 from shared.dialects.vocabulary import LEFT_ALONE
+from shared.model.change import Change, Hint, Place, field_removed, words
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
+from shared.pods.manifest_patches import PatchOperation
 from shared.pods.pod_view import PodView
 
 SCHEDULER = "/spec/schedulerName"
@@ -21,13 +30,15 @@ def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
     if not any(container.requests_gpu for container in pod.containers):
         return None
     why = f"schedulerName {pod.scheduler}"
+    change = field_removed("spec.schedulerName")
     if LEFT_ALONE in pod.labels.items():
         why = "the label {}={}".format(*LEFT_ALONE)
+        change = Change(Place.LABEL, LEFT_ALONE[0])
     warning = (
         f"by {why} Leasehold does not schedule the pod, and its node agents refuse containers "
-        "without a lease"
+        f"without a lease: {words((change,))}"
     )
-    return Changes(warnings=(warning,))
+    return Changes(warnings=(Hint(warning, (change,)),))
 
 
 ONE_BY_ONE = "kube-scheduler binds pods one by one, and the pod belongs to a gang, which starts"
@@ -43,23 +54,27 @@ def deny_unsupported_fields(admission: PodAdmission) -> Denial | None:
     return denial_of(_unsupported(admission.pod, admission.policy.schedulers))
 
 
-def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[str]:
+def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[Hint]:
     if not schedulers.handover:
         for unsupported in pod.handed_over:
-            yield (
+            yield Hint(
                 f"{unsupported.path}: only kube-scheduler supports it, and Leasehold runs without "
                 "the component kube-scheduler here: remove the field, or have an administrator add "
-                "the component"
+                "the component",
+                (field_removed(unsupported.path),),
             )
     elif _is_of_gang(pod):
         for unsupported in pod.handed_over:
             instead = IN_A_GANG.get(unsupported.row.reason, "remove the field")
-            yield (
+            yield Hint(
                 f"{unsupported.path}: only kube-scheduler supports it; {ONE_BY_ONE} together: "
                 f"{instead}, or start the pods without a gang"
             )
         if pod.scheduler == schedulers.handover and not pod.handed_over:
-            yield f"spec.schedulerName {pod.scheduler}: {ONE_BY_ONE} together: leave it out"
+            yield Hint(
+                f"spec.schedulerName {pod.scheduler}: {ONE_BY_ONE} together: leave it out",
+                (field_removed("spec.schedulerName"),),
+            )
 
 
 def _is_of_gang(pod: PodView) -> bool:
@@ -76,7 +91,7 @@ def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
     try:
         check_gang(admission.pod)
     except RequestError as error:
-        return denial_of([str(error)])
+        return denial_by(error, FORBIDDEN)
     return None
 
 

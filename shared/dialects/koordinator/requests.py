@@ -23,7 +23,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.dialects.dialect import PodManifest, Rules
-from shared.dialects.strict_values import check_choice, check_fields, check_range, parse_object
+from shared.dialects.strict_values import (
+    check_choice,
+    check_fields,
+    check_gpus,
+    check_range,
+    parse_object,
+)
+from shared.model.change import limit
 from shared.model.devices.node import LABEL_OPERATORS
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB
@@ -94,11 +101,15 @@ def parse_part(
     50
     """
     where = f"container {container}"
-    amounts = _amounts(where, limits)
+    amounts = _amounts(container, limits)
     if amounts:
-        _check_other_resources(where, limits, amounts)
-        _check_names(where, amounts)
-        _check_percent(where, amounts)
+        _check_other_resources(container, limits, amounts)
+        _check_names(container, amounts)
+        for name in (GPU, CORE, RATIO):
+            gpus = 0 if SHARED in amounts else amounts.get(name, 0) // FULL
+            check_gpus(container, PREFIX + name, gpus, unit=FULL)
+        check_gpus(container, PREFIX + SHARED, amounts.get(SHARED, 0))
+        _check_percent(container, amounts)
     elif (vendor := limits.get(NVIDIA_GPUS, 0)) > 0:
         amounts = {SHARED: vendor, CORE: vendor * FULL, RATIO: vendor * FULL}
     else:
@@ -106,12 +117,13 @@ def parse_part(
     full = _completed(amounts)
     gpus = full[SHARED]
     for name in (CORE, RATIO):
-        _check_divides(where, name, full.get(name), gpus)
+        _check_divides(container, name, full.get(name), gpus)
     if MEMORY in full and full[MEMORY] < gpus * MIB:
         raise RequestError(
             f"{where}: {PREFIX}{MEMORY} is a number of bytes, of all its GPUs together: "
             f"{full[MEMORY]} over {gpus} is less than 1 MiB each; for as many MiB write "
-            f"{full[MEMORY]}Mi"
+            f"{full[MEMORY]}Mi",
+            limit(container, PREFIX + MEMORY, f"{full[MEMORY]}Mi"),
         )
     whole = full.get(CORE) == full.get(RATIO) == FULL * gpus
     return GpuRequest(
@@ -166,24 +178,30 @@ def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
     return full
 
 
-def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
+def _amounts(container: str, limits: Mapping[str, int]) -> dict[str, int]:
+    where = f"container {container}"
     if limits.get(HYPHEN):
         raise RequestError(
-            f"{where}: there is no {HYPHEN}; the name has a dot: {PREFIX}{SHARED}"
-        )  # fmt: skip
+            f"{where}: there is no {HYPHEN}; the name has a dot: {PREFIX}{SHARED}",
+            limit(container, HYPHEN),
+            limit(container, PREFIX + SHARED, limits[HYPHEN]),
+        )
     amounts: dict[str, int] = {}
     for key, name in _ALIASES.items():
         amount = limits.get(key, 0)
-        check_range(where, key, amount, 0)
+        check_range(container, key, amount, 0)
         if amount and name in amounts:
-            raise RequestError(f"{where}: {key} repeats {PREFIX}{name}; remove the old name")
+            raise RequestError(
+                f"{where}: {key} repeats {PREFIX}{name}; remove the old name",
+                limit(container, key),
+            )
         if amount:
             amounts[name] = amount
     return amounts
 
 
 def _check_other_resources(
-    where: str, limits: Mapping[str, int], amounts: Mapping[str, int]
+    container: str, limits: Mapping[str, int], amounts: Mapping[str, int]
 ) -> None:
     other = next((key for key in limits if key == NVIDIA_GPUS or key.startswith(NPUS)), None)
     if other is None or not limits[other]:
@@ -193,29 +211,43 @@ def _check_other_resources(
         if other == NVIDIA_GPUS
         else "memory of NPUs cannot be shared here"
     )
-    raise RequestError(f"{where}: {other} {limits[other]} beside {_listed(amounts)}: {rule}")
+    raise RequestError(
+        f"container {container}: {other} {limits[other]} beside {_listed(amounts)}: {rule}: remove "
+        f"{other}",
+        limit(container, other),
+    )
 
 
-def _check_names(where: str, amounts: Mapping[str, int]) -> None:
+def _check_names(container: str, amounts: Mapping[str, int]) -> None:
     if frozenset(amounts) in VALID_COMBINATIONS:
         return
     named = _listed(amounts)
     if GPU in amounts:
-        rule = f"{PREFIX}{GPU} stands for core and memory, and must be alone"
+        others = sorted(amounts.keys() - {GPU})
+        if frozenset(others) in VALID_COMBINATIONS:
+            others = [GPU]
+        rule = f"{PREFIX}{GPU} stands for core and memory, and must be alone: remove "
+        rule += " and ".join(f"{PREFIX}{name}" for name in others)
+        changes = [limit(container, PREFIX + name) for name in others]
     elif MEMORY in amounts and RATIO in amounts:
         rule = f"memory is requested in bytes or as a ratio, so remove {PREFIX}{MEMORY} or "
         rule += f"{PREFIX}{RATIO}"
+        changes = [limit(container, PREFIX + MEMORY)]
     else:
-        rule = f"memory is missing, so add {PREFIX}{RATIO} or {PREFIX}{MEMORY}"
-    raise RequestError(f"{where}: {named}: {rule}")
+        ratio = amounts.get(CORE) or amounts.get(SHARED, 1) * FULL
+        rule = f"memory is missing, so add {PREFIX}{RATIO}, such as {ratio}, or {PREFIX}{MEMORY}"
+        changes = [limit(container, PREFIX + RATIO, ratio)]
+    raise RequestError(f"container {container}: {named}: {rule}", *changes)
 
 
-def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
+def _check_percent(container: str, amounts: Mapping[str, int]) -> None:
     """Check a request without a GPU count: a part of a GPU, or whole GPUs."""
     if name := _indivisible(amounts):
+        gpus = -(-amounts[name] // FULL)
         raise RequestError(
-            f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a multiple of "
-            f"{FULL}, got {amounts[name]}"
+            f"container {container}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a "
+            f"multiple of {FULL}, got {amounts[name]}: write {gpus * FULL} for {gpus} whole GPUs",
+            limit(container, PREFIX + name, gpus * FULL),
         )
 
 
@@ -226,17 +258,21 @@ def _indivisible(amounts: Mapping[str, int]) -> str:
     return next(bad, "")
 
 
-def _check_divides(where: str, name: str, amount: int | None, gpus: int) -> None:
+def _check_divides(container: str, name: str, amount: int | None, gpus: int) -> None:
     if amount is None:
         return
     if amount % gpus:
+        larger = -(-amount // gpus) * gpus
         raise RequestError(
-            f"{where}: {PREFIX}{name} must be a multiple of {PREFIX}{SHARED} {gpus}, got {amount}"
+            f"container {container}: {PREFIX}{name} must be a multiple of {PREFIX}{SHARED} {gpus}, "
+            f"got {amount}: write {larger}",
+            limit(container, PREFIX + name, larger),
         )
     if amount // gpus > FULL:
         raise RequestError(
-            f"{where}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {gpus} is "
-            f"{amount // gpus} percent of each GPU, and a GPU has {FULL}"
+            f"container {container}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {gpus} is "
+            f"{amount // gpus} percent of each GPU, and a GPU has {FULL}: write {gpus * FULL}",
+            limit(container, PREFIX + name, gpus * FULL),
         )
 
 

@@ -43,7 +43,13 @@ from shared.dialects.nvidia.annotations import (
     slot_count,
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
-from shared.dialects.strict_values import check_choice, parse_boolean, parse_decimal
+from shared.dialects.strict_values import (
+    check_annotation,
+    check_choice,
+    parse_boolean,
+    parse_decimal,
+)
+from shared.model.change import limit
 from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease
@@ -118,7 +124,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     if not requesting:
         return None
     for container in requesting:
-        _check(f"container {container.name}", _amounts(container))
+        _check(container.name, _amounts(container))
     most = max(_amounts(container)[COUNT] for container in requesting)
     choice, idle_only = parse_device_choice(pod.annotations, rules, gpus=most)
     mig_only = choice.selection.mode == DeviceMode.MIG
@@ -157,14 +163,16 @@ def _amounts(container: ContainerManifest) -> Amounts:
     return {name: amounts[name] for name in names if name in amounts}
 
 
-def _check(where: str, amounts: Amounts) -> None:
+def _check(container: str, amounts: Amounts) -> None:
     if amounts.get(COUNT, 0) < 1:
         named = next(name for name, amount in amounts.items() if amount)
         raise RequestError(
-            f"{where}: {named} needs {COUNT} of 1 or more beside it in the limits (HAMi's webhook "
-            f"would add {COUNT}: {DEFAULT_GPUS}); the kubelet would give the container no device"
+            f"container {container}: {named} needs {COUNT} of 1 or more beside it in the limits "
+            f"(HAMi's webhook would add {COUNT}: {DEFAULT_GPUS}); the kubelet would give the "
+            "container no device",
+            limit(container, COUNT, DEFAULT_GPUS),
         )
-    RESOURCES.check(where, amounts)
+    RESOURCES.check(container, amounts)
 
 
 def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:
@@ -207,7 +215,7 @@ def parse_device_choice(
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
     policies = chain or default
     node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_scheduler_policy
-    check_choice(NODE_POLICY, node_policy, NODE_ORDERS)
+    check_annotation(NODE_POLICY, node_policy, NODE_ORDERS)
     node_order = NODE_ORDERS[node_policy]
     orders = [ORDERS[policy] for policy in (*chain, *default, "spread") if policy in ORDERS]
     if node_order.compares and ORDERS.keys().isdisjoint(chain):
@@ -233,7 +241,7 @@ def check_policies(rules: Rules) -> None:
 def _chain(name: str, text: str) -> tuple[str, ...]:
     policies = list_entries(text)
     for policy in policies:
-        check_choice(name, policy, POLICIES)
+        check_annotation(name, policy, POLICIES, text)
     return policies
 
 
@@ -251,7 +259,7 @@ def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
 def _mode(text: str) -> str | None:
     modes = set(list_entries(text))
     for mode in sorted(modes):
-        check_choice(MODE, mode, tuple(DeviceMode))
+        check_annotation(MODE, mode, tuple(DeviceMode), text)
     return modes.pop() if len(modes) == 1 else None
 
 

@@ -26,7 +26,8 @@ from shared.dialects.dialect import (
     assigned_when_done,
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
-from shared.dialects.strict_values import check_not_bytes, parse_whole_number
+from shared.dialects.strict_values import check_gpus, check_not_bytes, parse_whole_number
+from shared.model.change import limit
 from shared.model.denial import Denial
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
@@ -51,6 +52,8 @@ WHOLE = 100
 """`vcuda-core` of one GPU."""
 BLOCK_MIB = 256
 BLOCK_BYTES = BLOCK_MIB * MIB
+BLOCKS_OF_4_GIB = 4096 // BLOCK_MIB
+HALF = WHOLE // 2
 DENIAL = f"Must supply both {CORE} AND {MEMORY}"
 """By GPUSharing's webhook; its clients compare this text."""
 
@@ -85,14 +88,21 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 def _parse_container(container: ContainerManifest) -> GpuRequest:
     core, memory = (container.amounts.get(name, 0) for name in (CORE, MEMORY))
     where = f'container "{container.name}"'
-    check_not_bytes(where, MEMORY, memory, unit_mib=BLOCK_MIB)
+    check_not_bytes(container.name, MEMORY, memory, unit_mib=BLOCK_MIB)
     if core < 1:
         raise RequestError(
-            f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a GPU, or a "
-            "multiple of 100 for whole GPUs"
+            f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a GPU, such "
+            f"as {HALF} for half of its cores, or a multiple of 100 for whole GPUs",
+            limit(container.name, CORE, HALF),
         )
+    check_gpus(container.name, CORE, core // WHOLE, unit=WHOLE)
     if core > WHOLE and core % WHOLE:
-        raise RequestError(f"{where}: {CORE}={core} must be 1..99 or a multiple of 100")
+        gpus = -(-core // WHOLE)
+        raise RequestError(
+            f"{where}: {CORE}={core} must be 1..99 or a multiple of 100: write {gpus * WHOLE} for "
+            f"{gpus} whole GPUs",
+            limit(container.name, CORE, gpus * WHOLE),
+        )
     if core >= WHOLE:
         return GpuRequest(
             container=container.name,
@@ -104,7 +114,8 @@ def _parse_container(container: ContainerManifest) -> GpuRequest:
     if memory < 1:
         raise RequestError(
             f"{where}: {CORE}={core} is less than a GPU and needs {MEMORY} of 1 or more beside "
-            "it, in blocks of 256 MiB"
+            f"it, in blocks of 256 MiB: such as {BLOCKS_OF_4_GIB} for 4 GiB",
+            limit(container.name, MEMORY, BLOCKS_OF_4_GIB),
         )
     return GpuRequest(
         container=container.name,

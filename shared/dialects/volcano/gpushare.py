@@ -28,7 +28,7 @@ from shared.dialects.dialect import (
     assigned_when_done,
 )
 from shared.dialects.reserved import VISIBLE
-from shared.dialects.strict_values import check_not_bytes
+from shared.dialects.strict_values import check_gpus, check_not_bytes
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease
@@ -67,7 +67,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
     for container in containers:
-        check_not_bytes(f"container {container.name}", MEMORY, container.limits[MEMORY])
+        check_not_bytes(container.name, MEMORY, container.limits[MEMORY])
     triggered = all(container.limits.get(TRIGGER) == 1 for container in containers)
     return PodRequest(
         dialect=NAME,
@@ -110,6 +110,8 @@ def _parse_number(containers: Sequence[ContainerManifest]) -> PodRequest:
     init = next((container for container in containers if container.init), None)
     if init is not None:
         raise RequestError(f"container {init.name}: an init container may not request {NUMBER}")
+    for container in containers:
+        check_gpus(container.name, NUMBER, container.limits[NUMBER])
     return PodRequest(
         dialect=NAME,
         containers=tuple(

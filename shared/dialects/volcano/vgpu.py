@@ -11,9 +11,10 @@ from shared.dialects.advertised import Advertisement, numbered_ids
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules, list_entries
 from shared.dialects.nvidia.dialect import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
-from shared.dialects.strict_values import check_choice
+from shared.dialects.strict_values import check_annotation
 from shared.dialects.volcano.device_register import HANDSHAKE, NUMBER, REGISTER, encode_register
 from shared.dialects.volcano.gpushare import SCHEDULER
+from shared.model.change import limit
 from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease, Share
@@ -102,10 +103,12 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
     if limits.get(NUMBER, 0) < 1:
         raise RequestError(
             f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
-            f"{limits.get(NUMBER, 'none')}; the kubelet would give the container no device"
+            f"{limits.get(NUMBER, 'none')}: write {NUMBER}: 1; without it the kubelet would give "
+            "the container no device",
+            limit(container.name, NUMBER, 1),
         )
     amounts = container.amounts
-    RESOURCES.check(where, amounts)
+    RESOURCES.check(container.name, amounts)
     cores = amounts.get(CORES, 0)
     return GpuRequest(
         container=container.name,
@@ -126,7 +129,7 @@ def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     """
     for key, choices in ((MODE, tuple(DeviceMode)), (GROUP_POLICY, (SPREAD,))):
         if key in annotations:
-            check_choice(key, annotations[key], choices)
+            check_annotation(key, annotations[key], choices)
     return DeviceSelection(
         types=list_entries(annotations.get(USE_TYPES, "")),
         not_types=() if USE_TYPES in annotations else list_entries(annotations.get(NOT_TYPES, "")),

@@ -81,15 +81,20 @@ def selects_only_models(selection: DeviceSelection) -> bool:
     return not (selection.uuids or selection.not_uuids or selection.mode is not None)
 
 
+def _type_text(text: str) -> str:
+    """Return a type or a model for comparison: labels of nodes have dashes for its spaces."""
+    return text.lower().replace(" ", "-")
+
+
 @lru_cache(CACHED_MODELS)
 def model_excluded(selection: DeviceSelection, model: str) -> Denial | None:
-    kind = f"{TYPE_PREFIX}{model}".lower()
+    kind = _type_text(f"{TYPE_PREFIX}{model}")
     label = model_label(model)
-    type_allowed = not selection.types or any(part.lower() in kind for part in selection.types)
+    type_allowed = not selection.types or any(_type_text(part) in kind for part in selection.types)
     if not type_allowed or (selection.models and label not in selection.models):
         allowed = ", ".join(selection.types + selection.models)
         return Denial("GpuTypeExcluded", f"{model} is none of {allowed}")
-    denied = [part for part in selection.not_types if part.lower() in kind]
+    denied = [part for part in selection.not_types if _type_text(part) in kind]
     denied += [name for name in selection.not_models if name == label]
     if denied:
         return Denial("GpuTypeExcluded", f"the pod denies {denied[0]}: {model}")

@@ -365,7 +365,8 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
         if not any(name in node.facts.allocatable for node in nodes):
-            return Advice(meant=no_node_has(name), administrator="add a node that has it")
+            meant = no_node_has(name, request.resources[name])
+            return Advice(meant=meant, administrator="add a node that has it")
     text = REMEDIES.get(blocked.code, "")
     if not isinstance(text, str):
         text = text(request, nearest)

@@ -322,7 +322,9 @@ def test_explain_shows_the_extenders_verdict_of_a_pod_that_kube_scheduler_places
 
 
 def test_explain_names_the_resource_that_was_meant() -> None:
-    answer = explained(replace(POD, scheduler="default-scheduler", unknown=("amd.com/gpu",)), EMPTY)
+    answer = explained(
+        replace(POD, scheduler="default-scheduler", unknown={"amd.com/gpu": 1}), EMPTY
+    )
 
     assert "requests amd.com/gpu, which no agent of Leasehold serves" in answer.text
     assert answer.next.startswith("did you mean nvidia.com/gpu?")
@@ -333,8 +335,9 @@ def test_explain_names_the_resource_that_was_meant() -> None:
     [
         ({}, "write `nvidia.com/gpu: 1`"),
         ({"nvidia.com/gpu": "0"}, "write `nvidia.com/gpu: 1`"),
-        ({"volcano.sh/vgpu-memory": 0}, "write `nvidia.com/gpu: 1`"),
-        ({"habana.ai/gaudi": "1"}, "write `nvidia.com/gpu: 1`"),
+        ({"volcano.sh/vgpu-memory": 0}, "write `volcano.sh/vgpu-memory: 4096`"),
+        ({"habana.ai/gaudi": "1"}, "did you mean nvidia.com/gpu?"),
+        ({"aliyun.com/gpu-mem": "3"}, "did you mean nvidia.com/gpumem: 3072?"),
         ({"nvidia.com/gpu": "1"}, "set spec.schedulerName to leasehold"),
         ({"nvidia.com/gpu": "one"}, "set spec.schedulerName to leasehold"),
     ],

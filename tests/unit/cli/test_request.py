@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonpatch
 import pytest
 import yaml
 
@@ -146,6 +147,24 @@ def test_a_misspelt_resource_is_reported_with_the_one_that_was_meant(explained: 
 
     assert code == 1
     assert "requests nvidia.com/gpu-mem: did you mean nvidia.com/gpumem?" in out
+
+
+@pytest.mark.parametrize(
+    ("limit", "limits"),
+    [
+        ("nvidia.com/gpu-memory: 3000", {"nvidia.com/gpumem": "3000"}),
+        ("nvidia.com/gpu: 0.5", {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}),
+    ],
+)
+def test_the_change_that_is_advised_is_there_as_a_patch(
+    explained: Explained, limit: str, limits: dict[str, str]
+) -> None:
+    manifest = pod(limit)
+    _, out, _ = explained(manifest, "-o", "json")
+
+    [report] = json.loads(out)["pods"]
+    mended = jsonpatch.apply_patch(yaml.safe_load(manifest), report["patch"])
+    assert mended["spec"]["containers"][0]["resources"]["limits"] == limits
 
 
 def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:

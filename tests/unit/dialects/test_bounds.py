@@ -78,7 +78,7 @@ LARGE = {
     ),
     "shares": (
         pod(limits={"volcano.sh/vgpu-number": "1000"}),
-        f"requests 1000 GPUs or shares of GPUs in all its containers; at most {MOST_SHARES}",
+        f"requests 1000 GPUs; at most {MOST_SHARES}",
     ),
     "labels": (pod(labels=LABELS), "metadata.labels has 53291 bytes as JSON"),
     "affinity": (pod(affinity=affinity(1000)), f"bytes as JSON; at most {LONGEST_FIELD}"),

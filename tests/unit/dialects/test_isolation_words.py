@@ -162,7 +162,7 @@ def test_whole_devices_are_exclusive_whatever_is_demanded() -> None:
 @pytest.mark.parametrize(
     ("limits", "demand", "advice"),
     [
-        (PART, "exclusive", "request whole GPUs, such as nvidia.com/gpu: 1"),
+        (PART, "exclusive", "request whole GPUs: in container main set volcano.sh/gpu-number: 1"),
         ({"nvidia.com/gpu": 1}, "mig", "request memory by resource names"),
     ],
 )

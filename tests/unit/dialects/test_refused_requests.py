@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "gpusharing 2 150 cores": (
         vcuda(core=150, memory=4),
         {},
-        '^container "c": tencent.com/vcuda-core=150 must be 1..99 or a multiple of 100$',
+        '^container "c": tencent.com/vcuda-core=150 must be 1..99 or a multiple of 100: write 200',
     ),
     "gpusharing 3 cores alone": (
         vcuda(core=50),

@@ -18,12 +18,13 @@ from services.placer.rounds.gang_decisions import decide_gang
 from services.placer.rounds.refusal_texts import gang_does_not_fit
 from shared.dialects.dialect import PodManifest, Rules
 from shared.kubernetes.types import ApiPod
+from shared.model.change import Change, Place
 from shared.model.devices.device import DeviceMode, DeviceUse, Isolation
 from shared.model.devices.node import Taint
 from shared.model.leases.ledger import LedgerNode
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest, Term
-from shared.placing.advice import Advice, Change, Place
+from shared.placing.advice import Advice
 from shared.placing.explained import place_explained
 from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
@@ -189,7 +190,7 @@ def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
     for change in changes:
         target: dict[str, Any] = {}
         match change.place:
-            case Place.LIMIT:
+            case Place.RESOURCE:
                 [named] = [each for each in containers if each["name"] == change.container]
                 target = named["resources"]["limits"]
             case Place.TOTAL:

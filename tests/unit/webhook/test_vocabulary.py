@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from shared.dialects import DIALECTS, GPU_RESOURCES, RESOURCE_PREFIXES
-from shared.dialects.vocabulary import PREFIXES, WORDS, Place, did_you_mean, unknown_gpus
+from shared.dialects.vocabulary import PREFIXES, WORDS, did_you_mean, unknown_gpus
+from shared.model.change import Place
 from tests.support.webhook.reviews import container, decided, pod
 
 SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
@@ -121,12 +122,14 @@ def test_every_word_of_a_request_has_its_place_and_is_found_by_a_prefix() -> Non
         ("nvidia.com/GPU", "did you mean nvidia.com/gpu?"),
         ("amd.com/gpu", "did you mean nvidia.com/gpu?"),
         ("nvidia.com/gpu-mem", "did you mean nvidia.com/gpumem?"),
-        ("gpumemory", "did you mean volcano.sh/gpu-memory?"),
-        ("nvidia.com/mig-1g.5gb", "no agent serves it; request nvidia.com/gpumem with the ann"),
+        ("nvidia.com/gpu-memory", "did you mean nvidia.com/gpumem?"),
+        ("gpumemory", "did you mean nvidia.com/gpumem: 1024?"),
+        ("habana.ai/gaudi", "did you mean nvidia.com/gpu?"),
+        ("nvidia.com/mig-1g.5gb", "did you mean nvidia.com/gpu: 1 and nvidia.com/gpumem: 4768 and"),
         ("gpu.intel.com/i915", ""),
     ],
 )
 def test_the_resource_that_was_meant_is_named(name: str, meant: str) -> None:
     assert list(unknown_gpus(["cpu", "example.com/fpga", name, "nvidia.com/gpu"])) == [name]
-    assert did_you_mean(name).startswith(meant)
-    assert bool(meant) == bool(did_you_mean(name))
+    assert did_you_mean(name, 1).startswith(meant)
+    assert bool(meant) == bool(did_you_mean(name, 1))

@@ -1,0 +1,314 @@
+"""What a hint says is done by a program: the pod runs, or the next hint names another thing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shared.dialects import GPU_RESOURCES
+from tests.support.webhook.hints import Pod, added_names, domains, follow
+from tests.support.webhook.reviews import container, env, pod
+
+Limits = dict[str, str]
+NVIDIA = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
+VGPU = {
+    "volcano.sh/vgpu-number": "1",
+    "volcano.sh/vgpu-memory": "3000",
+    "volcano.sh/vgpu-cores": "30",
+}
+KOORDINATOR = {
+    "koordinator.sh/gpu.shared": "1",
+    "koordinator.sh/gpu-core": "50",
+    "koordinator.sh/gpu-memory": "3000Mi",
+}
+TENCENT = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "12"}
+RIGHT: tuple[Limits, ...] = (
+    NVIDIA,
+    {"nvidia.com/gpu": "2"},
+    {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "20"},
+    VGPU,
+    {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "20"},
+    {"volcano.sh/gpu-memory": "3000"},
+    {"volcano.sh/gpu-number": "1"},
+    KOORDINATOR,
+    {"koordinator.sh/gpu": "50"},
+    {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"},
+    TENCENT,
+    {"tencent.com/vcuda-core": "100"},
+)
+"""What pods request without a mistake, in the words of every system."""
+WORDS = {
+    "gpu": ("GPU", "gpus", "gpu-count", "num-gpus"),
+    "gpumem": ("gpuMem", "gpu-mem", "gpu-memory", "gpumemory", "gpu_mem"),
+    "gpucores": ("gpucore", "gpu-cores", "GPUCores"),
+    "gpumem-percentage": ("gpumem-percent", "gpu-memory-percentage", "gpumem_percentage"),
+    "vgpu-number": ("vgpu-num", "vgpu", "vgpus", "vgpu-count"),
+    "vgpu-memory": ("vgpu-mem", "vgpumem", "vGPU-memory"),
+    "vgpu-cores": ("vgpu-core", "vgpucores"),
+    "vgpu-memory-percentage": ("vgpu-memory-percent", "vgpu-mem-percentage"),
+    "gpu-memory": ("gpu-mem", "gpumemory", "gpu_memory"),
+    "gpu-number": ("gpu-num", "gpu-count", "gpus"),
+    "gpu.shared": ("gpu-shared",),
+    "gpu-core": ("gpu-cores", "gpucore"),
+    "gpu-memory-ratio": ("gpu-memory-percentage", "gpu-mem-ratio", "gpu-memory-percent"),
+    "vcuda-core": ("vcuda-cores", "vcuda", "vCuda-core"),
+    "vcuda-memory": ("vcuda-mem", "vcudamemory"),
+}
+"""How the ends of names are written wrongly."""
+
+
+def of(limits: Limits, **fields: Any) -> Pod:
+    return pod(container("main", limits), **fields)
+
+
+def written(limits: Limits, requests: Limits) -> Pod:
+    main = container("main") | {"resources": {"limits": limits, "requests": requests}}
+    return pod(main)
+
+
+def without(limits: Limits, *names: str) -> Limits:
+    return {name: amount for name, amount in limits.items() if name not in names}
+
+
+def misspelt() -> Iterator[Any]:
+    for limits in RIGHT:
+        for name, amount in limits.items():
+            prefix, _, ending = name.rpartition("/")
+            for wrong in WORDS.get(ending, ()):
+                other = without(limits, name) | {f"{prefix}/{wrong}": amount}
+                yield pytest.param(of(other), limits, id=f"{prefix}/{wrong} {len(limits)}")
+
+
+def misplaced() -> Iterator[Any]:
+    for limits in RIGHT:
+        for name, amount in limits.items():
+            rest = without(limits, name)
+            for place in ("notes", "labels"):
+                yield pytest.param(
+                    of(rest, **{place: {name: amount}}), limits, id=f"{name} in {place}"
+                )
+            yield pytest.param(written(rest, limits), limits, id=f"{name} in requests")
+
+
+@pytest.mark.parametrize(("wrong", "right"), [*misspelt(), *misplaced()])
+def test_a_wrong_word_leads_to_the_pod_that_was_meant(wrong: Pod, right: Limits) -> None:
+    followed = follow(wrong)
+
+    assert followed.hints
+    assert domains(dict.fromkeys(added_names(followed.hints))) <= domains(right)
+    meant = follow(of(right))
+    if len(right) == len(set(_names(wrong))):
+        assert followed.request.containers == meant.request.containers
+
+
+def _names(wrong: Pod) -> list[str]:
+    """Every name that stands for an amount, wherever it stands."""
+    main = wrong["spec"]["containers"][0]["resources"]
+    names = {**main.get("limits", {}), **main.get("requests", {})}
+    meta = wrong["metadata"]
+    return [*names, *meta.get("annotations", {}), *meta.get("labels", {})]
+
+
+def amounts() -> Iterator[Any]:
+    for limits in RIGHT:
+        for name in limits:
+            for amount in ("0.5", "25%", "500m", "1.5", "130", "8", "3Gi", "99999", "0"):
+                yield pytest.param(of(limits | {name: amount}), id=f"{name}: {amount}")
+            if len(limits) > 1:
+                yield pytest.param(of(without(limits, name)), id=f"without {name} {len(limits)}")
+
+
+@pytest.mark.parametrize("wrong", [*amounts()])
+def test_a_wrong_amount_leads_to_a_pod_that_runs_with_the_words_of_its_system(wrong: Pod) -> None:
+    followed = follow(wrong)
+
+    limits = wrong["spec"]["containers"][0]["resources"]["limits"]
+    assert domains(dict.fromkeys(added_names(followed.hints))) <= domains(limits)
+
+
+def mixtures() -> Iterator[Any]:
+    systems = (NVIDIA, VGPU, {"volcano.sh/gpu-memory": "3000"}, KOORDINATOR, TENCENT)
+    for at, one in enumerate(systems):
+        for other in systems[at + 1 :]:
+            names = f"{next(iter(one))} {next(iter(other))}"
+            yield pytest.param(of(one | other), id=f"{names} together")
+            first = dict([next(iter(one.items()))])
+            yield pytest.param(of(first | without(other, next(iter(other)))), id=f"{names} parts")
+            two = container("main", one), container("side", other)
+            yield pytest.param(pod(*two), id=f"{names} in two")
+
+
+@pytest.mark.parametrize("wrong", [*mixtures()])
+def test_systems_that_are_mixed_are_said_before_what_is_missing(wrong: Pod) -> None:
+    followed = follow(wrong)
+
+    assert not followed.hints or "mixes" in followed.hints[0].text
+
+
+T4 = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+
+
+def annotated(key: str, value: str, limits: Limits = T4) -> Any:
+    return pytest.param(of(limits, notes={key: value}), id=f"{key}: {value}")
+
+
+GANG = "gang.scheduling.koordinator.sh/"
+ANNOTATIONS = (
+    *(annotated("nvidia.com/vgpu-mode", value) for value in ("MIG", "mps", "hami", "hami_core")),
+    *(annotated("nvidia.com/numa-bind", value) for value in ("yes", "no", "enabled", "numa")),
+    *(
+        annotated("hami.io/gpu-scheduler-policy", value)
+        for value in ("pack", "bin-pack", "spreading", "numa,pack", "best")
+    ),
+    *(annotated("hami.io/node-scheduler-policy", value) for value in ("bin-pack", "random")),
+    *(
+        annotated("leasehold.dev/isolation", value)
+        for value in ("strong", "Strict", "hami", "memory=mig", "compute=mps,memory=hami-core", "x")
+    ),
+    *(
+        annotated(f"leasehold.dev/{key}", value)
+        for key in ("max-run-time", "expected-run-time")
+        for value in ("1 hour", "3600", "90 minutes", "2H", "1d")
+    ),
+    *(annotated(key, "1h") for key in ("leasehold.dev/max-run-times", "leasehold.dev/max-runtime")),
+    annotated("nvidia.com/use-gputype", "A100-PCIE"),
+    annotated("nvidia.com/use-gputype", "H100"),
+    annotated("nvidia.com/nouse-gputype", "T4,A100"),
+    annotated("nvidia.com/use-gpuuuid", "GPU-of-another-cluster"),
+    annotated("volcano.sh/vgpu-use-gpuuuid", "GPU-a-0"),
+    annotated("volcano.sh/vgpu-mode", "mig"),
+    annotated("nvidia.com/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
+    annotated("nvidia.com/use-GPUtype", "T4"),
+    annotated("nvidia.com/use-gputypes", "T4"),
+    annotated(f"{GANG}mode", "NonStrict"),
+    annotated(f"{GANG}mode", "strict"),
+    annotated(f"{GANG}match-policy", "waiting-and-runing"),
+    annotated("leasehold.dev/isolation", "exclusive"),
+    *(
+        annotated("leasehold.dev/isolation", demand, limits)
+        for demand, limits in (
+            *(
+                (demand, limits)
+                for demand in ("strict", "exclusive", "mig")
+                for limits in (KOORDINATOR, TENCENT, {"volcano.sh/gpu-memory": "3000"})
+            ),
+            ("exclusive", VGPU),
+            ("mig", {"nvidia.com/gpu": "1"}),
+        )
+    ),
+    *(
+        pytest.param(of(limits, labels={key: value}), id=f"label {key}")
+        for key, value, limits in (
+            ("nvidia.com/use-gputype", "T4", T4),
+            ("nvidia.com/vgpu-mode", "mig", T4),
+            ("volcano.sh/vgpu-mode", "mig", VGPU),
+            ("leasehold.dev/max-run-time", "1h", T4),
+            ("hami.io/webhook", "ignore", T4),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("wrong", ANNOTATIONS)
+def test_a_wrong_annotation_or_label_is_mended_by_its_hints(wrong: Pod) -> None:
+    followed = follow(wrong)
+
+    assert followed.hints
+
+
+def mounted(path: str, **fields: Any) -> Pod:
+    mount = {"name": "work", "mountPath": path, **fields}
+    main = container("main", T4, volumeMounts=[mount])
+    return pod(main, volumes=[{"name": "work", "emptyDir": {}}])
+
+
+def secured(**context: Any) -> Pod:
+    return pod(container("main", T4, securityContext=context))
+
+
+FIELDS = {
+    "nodeName": of(T4, nodeName="a"),
+    "hostPID": of(T4, hostPID=True),
+    "hostIPC": of(T4, hostIPC=True),
+    "both host namespaces": of(T4, hostIPC=True, hostPID=True),
+    "shareProcessNamespace": of(T4, shareProcessNamespace=True),
+    "gvisor": of(T4, runtimeClassName="gvisor"),
+    "privileged": secured(privileged=True),
+    "capability": secured(capabilities={"add": ["NET_ADMIN", "SYS_ADMIN"]}),
+    "two capabilities": secured(capabilities={"add": ["CAP_SYS_PTRACE", "ALL"]}),
+    "tmp with subPath": mounted("/tmp", subPath="tmp"),
+    "tmp read only": mounted("/tmp", readOnly=True),
+    "etc": mounted("/etc"),
+    "usr/local": mounted("/usr/local"),
+    "message in the lease": pod(
+        container("main", T4, terminationMessagePath="/tmp/vgpu/message")
+    ),
+    "limit of memory": pod(container("main", T4, **env("CUDA_DEVICE_MEMORY_LIMIT_0", "99g"))),
+    "visible devices": pod(container("main", T4, **env("NVIDIA_VISIBLE_DEVICES", "all"))),
+    "visible devices, twice": pod(
+        container("main", T4, env=2 * env("NVIDIA_VISIBLE_DEVICES", "all")["env"])
+    ),
+    "preload": pod(container("main", T4, **env("LD_PRELOAD", "/x.so"))),
+    "a GPU that it does not see": pod(container("main", T4, **env("CUDA_VISIBLE_DEVICES", "3"))),
+    "one of two": pod(
+        container("main", {"nvidia.com/gpu": "2"}, **env("CUDA_VISIBLE_DEVICES", "1,2"))
+    ),
+    "envFrom": pod(container("main", T4, envFrom=[{"configMapRef": {"name": "app"}}])),
+    "envFrom with a prefix": pod(
+        container("main", T4, envFrom=[{"prefix": "NV", "secretRef": {"name": "app"}}])
+    ),
+    "runtime's devices": of(T4, notes={"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+    "device mount": mounted("/var/run/nvidia-container-devices/0"),
+    "a disk": of(T4, volumes=[{"name": "d", "gcePersistentDisk": {"pdName": "d"}}]),
+    "another scheduler": of(T4, schedulerName="kube-scheduler"),
+    "a node that is not there": of(T4, nodeSelector={"kubernetes.io/hostname": "z"}),
+    "a label that no node has": of(T4, nodeSelector={"gpu": "yes"}),
+    "no request": of({}),
+    "0": of({"nvidia.com/gpu": "0"}),
+    "an annotation of KAI alone": of({}, notes={"gpu-fraction": "0.5"}),
+    "another vendor": of({"habana.ai/gaudi": "1"}),
+    "too many GPUs": of({"nvidia.com/gpu": "8"}),
+    "more than its devices have": of(T4 | {"nvidia.com/gpu": "4", "nvidia.com/gpumem": "30000"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", FIELDS.values(), ids=FIELDS.keys())
+def test_what_is_denied_or_waits_for_ever_is_mended_by_its_hints(wrong: Pod) -> None:
+    followed = follow(wrong)
+
+    assert followed.hints
+
+
+FOREIGN = {
+    ("aliyun.com/gpu-mem", "3"): 3072,
+    ("aliyun.com/gpu-mem", "3000"): 3000,
+    ("4pd.io/gpumem", "8"): 8192,
+    ("gpumem", "3Gi"): 3072,
+    ("example.com/gpu-memory", "4096"): 4096,
+    ("leasehold.dev/gpumem", "3000"): 3000,
+    ("nvidia.com/mig-1g.5gb", "1"): 4768,
+    ("nvidia.com/mig-3g.20gb", "1"): 19073,
+    ("nvidia.com/mig-7g.40gb", "1"): 38146,
+    ("aliyun.com/gpu-count", "2"): None,
+    ("leasehold.dev/gpu", "1"): None,
+    ("amd.com/gpu", "1"): None,
+    ("k8s.amazonaws.com/vgpu", "1"): None,
+    ("gpu", "1"): None,
+    ("nvidia.com/gpu.shared", "1"): None,
+    ("nvidia.com/pgpu", "1"): None,
+}
+"""Resources of systems that Leasehold does not read, and the MiB of a GPU that they stand for."""
+
+
+@pytest.mark.parametrize(("name", "amount", "mib"), [(*key, mib) for key, mib in FOREIGN.items()])
+def test_a_resource_of_another_system_leads_to_as_much_of_a_gpu(
+    name: str, amount: str, mib: int | None
+) -> None:
+    followed = follow(of({name: amount}))
+
+    [part] = followed.request.containers
+    assert part.memory_units == mib
+    assert set(added_names(followed.hints)) <= {
+        *GPU_RESOURCES,
+        "nvidia.com/vgpu-mode",
+    }
