@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
+from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import PodManifest
+from shared.dialects.pod_requests import annotations_of
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.names import HANDED_OVER, PREEMPTIBLE
 from shared.model.requests.claim import EXTENDED_RESOURCES
@@ -146,7 +147,7 @@ class MisplacedKey:
 
 def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
     """Yield the keys of a pod that have no effect where they are, with what to write instead."""
-    written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
+    written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS, *REQUEST_PREFIXES)
     annotations = (key for key in pod.annotations if not key.startswith(written))
     yield from _misplaced("", annotations, Place.ANNOTATION)
     yield from _misplaced("", pod.labels, Place.LABEL)
@@ -159,17 +160,34 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
-    """Yield annotations and labels that only other dialects read."""
+    """Yield annotations and labels that only other dialects read, and words without effect."""
+    yield from _of_other_scheduler(pod, dialect)
     if not dialect:
         return
     own = DIALECTS[dialect]
+    yield from own.warnings(pod)
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
         yield f"{key} has no effect beside the resource names of {dialect}"
 
 
+def _of_other_scheduler(pod: PodManifest, dialect: str) -> Iterator[str]:
+    for other in DIALECTS.values():
+        if other.name == dialect or other.read_for in {"", pod.scheduler}:
+            continue
+        for key in annotations_of(pod, other):
+            yield (
+                f"annotation {key} has no effect: it is read in pods with schedulerName "
+                f"{other.read_for} only"
+            )
+
+
 _OF_DIALECTS = frozenset().union(
-    *(dialect.request_annotations | dialect.request_labels for dialect in DIALECTS.values())
+    *(
+        dialect.request_annotations | dialect.request_labels
+        for dialect in DIALECTS.values()
+        if not dialect.read_for
+    )
 ) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
 
 

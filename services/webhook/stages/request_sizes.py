@@ -30,8 +30,9 @@ def too_large(
         if excess:
             written = _written(amounts.get(request.container, {}))
             less = _listed(_most(pod, request, largest))
+            advice = f"set {less}" if less else "request at most as much"
             text = (
-                f'container "{request.container}" ({written}) requests {excess}; set {less}, or '
+                f'container "{request.container}" ({written}) requests {excess}; {advice}, or '
                 "request a whole GPU"
             )
             return Denial(BAD_REQUEST, text)

@@ -309,7 +309,7 @@ def _resized(
         amount = max(mib // device.unit_mib if device else 0, 1)
     if not container.wants_all_memory and (getattr(container, field) or 0) <= amount:
         return container
-    changes: dict[str, object] = {field: amount}
+    changes: dict[str, object] = {field: amount, "memory_billionths": 0}
     if container.whole:
         cores = container.cores_percent
         needs_cores = dialect.part != "memory_units"
