@@ -21,6 +21,7 @@ from services.watcher.pod_groups import (
     unreadable_groups,
 )
 from shared.dialects import LEDGER_RESOURCES
+from shared.dialects.kai.managers import managing_condition
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
@@ -150,6 +151,9 @@ def parse_node(node: ApiNode) -> NodeFacts:
         allocatable={key: n for key, n in allocatable.items() if key not in LEDGER_RESOURCES},
         unserved_resources=tuple(
             sorted(key for key in LEDGER_RESOURCES if allocatable.get(key) == 0)
+        ),
+        other_manager=managing_condition(
+            condition.type for condition in node.status.conditions if condition.status == "True"
         ),
         excluded_devices=tuple(closed),
         exclusions=tuple(closed.values()),

@@ -9,6 +9,7 @@ from typing import TypeVar
 from services.watcher.claimed_storage import ClaimedStorage, StorageChanges, StorageKind
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from services.watcher.selected_pods import SelectedPods
+from shared.dialects.kai.managers import managing_pods, reserves_gpus
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
 from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
@@ -115,6 +116,8 @@ class PodTracker:
         self.changed_claims: set[ClaimKey] | None = set()
         """Claims that changed, or whose users did, since `update_claiming`; None: perhaps all."""
         self.usage: dict[NodeName, Counter[str]] = {}
+        self.reservations: dict[NodeName, Counter[str]] = {}
+        """By node: how many pods reserve its GPUs for another scheduler, by their namespace."""
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """By node: how many pods have a term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
@@ -313,6 +316,7 @@ class PodTracker:
             }
             | ports_in_use(used)
             | dict(self.selected.on_node(node.name)),
+            other_manager=node.other_manager or managing_pods(self.reservations.get(node.name, ())),
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )
@@ -388,6 +392,8 @@ class PodTracker:
         if pod is None or pod.node is None or pod.is_terminated:
             return
         self.selected.count(pod, sign)
+        if reserves_gpus(pod.namespace):
+            _add(self.reservations, pod.node, {str(pod.namespace): sign})
         if pod.repels:
             _add(self.anti_affinity, pod.node, dict.fromkeys(pod.repels, sign))
             if pod.ours:

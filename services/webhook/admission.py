@@ -25,6 +25,7 @@ from services.webhook.stages.devices import (
 )
 from services.webhook.stages.gpu_request import (
     adopt_isolation,
+    complete_annotated,
     read_request,
     replace_resource_names,
     warn_of_words,
@@ -84,6 +85,10 @@ STAGES = (
     ),
     Stage(
         replace_resource_names,
+        "before every stage that reads amounts",
+    ),
+    Stage(
+        complete_annotated,
         "before every stage that reads amounts",
     ),
     Stage(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.dialect import Dialect
+from shared.dialects.kai import dialect as kai
 from shared.dialects.koordinator import dialect as koordinator
 from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.tencent import vcuda
@@ -18,6 +19,7 @@ DIALECTS: Mapping[str, Dialect] = {
         vcuda.DIALECT,
         nvidia.DIALECT,
         koordinator.DIALECT,
+        kai.DIALECT,
     )
 }
 
@@ -51,5 +53,8 @@ KUBE_SCHEDULER = "leasehold-full"
 REQUEST_ANNOTATIONS = frozenset({ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}).union(
     *(d.request_annotations for d in DIALECTS.values())
 )
+
+REQUEST_PREFIXES = tuple(prefix for d in DIALECTS.values() for prefix in d.request_prefixes)
+"""Of further annotations that requests depend on."""
 
 REQUEST_LABELS = frozenset().union(*(d.request_labels for d in DIALECTS.values()))

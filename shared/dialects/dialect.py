@@ -1,6 +1,6 @@
 """A dialect: how a vendor's users request GPUs, and what their pods get; pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -149,6 +149,8 @@ class Dialect:
     """Of pods, written by agents after Allocate."""
     request_annotations: frozenset[str]
     """Of pods, read by `parse`."""
+    request_prefixes: tuple[str, ...] = ()
+    """Of further annotations of pods, read by `parse`."""
     request_labels: frozenset[str] = frozenset()
     """Of pods, read by `parse`."""
     request_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -192,6 +194,11 @@ class Dialect:
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
     """Returns what admission changes in a container's amounts, as the vendor's webhook does; None
     removes an amount."""
+    annotated_amounts: Callable[[PodManifest], dict[str, dict[str, int | None]]] = lambda _: {}
+    """Returns what admission adds to the amounts of containers, by name, if a pod requests GPUs by
+    annotations. Raises RequestError if it does so wrongly."""
+    warnings: Callable[[PodManifest], Iterable[str]] = lambda _: ()
+    """Returns what admission warns of in a pod that requests GPUs in this dialect."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
     """Returns what admission adds to a pod, as the vendor's webhook does."""
     vendor_denial: Callable[[PodManifest, bool], Denial | None] = lambda _pod, _refused: None
@@ -201,6 +208,9 @@ class Dialect:
     """Raises RequestError for an operator's setting that the dialect cannot accept."""
     scheduler: str = ""
     """`spec.schedulerName` of pods for the vendor's scheduler, or empty if it has none."""
+    read_for: str = ""
+    """`spec.schedulerName` that pods need for their annotations to be read; or empty if they need
+    none. Leasehold serves such pods only where an administrator has it do so."""
     cordoned_devices: Callable[[Mapping[str, str]], Mapping[int, str]] = lambda _: {}
     """Returns the indices of devices that a node's annotations cordon, with the annotation or
     reason."""

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import structs
 
 from shared.dialects import DIALECTS, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
+from shared.dialects.demanded_enforcers import demanding, whole_gpus
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
-from shared.dialects.isolation_words import STRICT, demanding, parse_isolation, whole_gpus
+from shared.dialects.isolation_words import STRICT, parse_isolation
 from shared.dialects.meant_resources import translated
 from shared.dialects.nvidia import dialect as nvidia
+from shared.dialects.strict_values import shown
 from shared.model.bounds import (
     HIGHEST_INDEX,
     MOST_CONTAINERS,
@@ -180,10 +182,10 @@ def _check_mixed(pod: PodManifest) -> None:
 
 
 def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
-    uses = ", ".join(_example(pod, DIALECTS[name].resources) for name in names)
+    uses = ", ".join(_example(pod, DIALECTS[name]) for name in names)
     text = (
-        f"the pod mixes {' and '.join(names)}: {uses}; use the resource names of one system in "
-        "all its containers"
+        f"the pod mixes {' and '.join(names)}: {uses}; use the words of one system in all its "
+        "containers"
     )
     counts = Counter(
         _OWNERS[resource][0] for container in pod.containers for resource in _requested(container)
@@ -196,13 +198,16 @@ def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
     return RequestError(f"{text}, such as {own}: {words(changes)}", *changes)
 
 
-def _example(pod: PodManifest, resources: frozenset[str]) -> str:
+def _example(pod: PodManifest, dialect: Dialect) -> str:
     """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
+    if not dialect.resources:
+        key = min(annotations_of(pod, dialect))
+        return f"annotation {key} is {shown(pod.annotations[key])}"
     uses = [
         (len(_OWNERS[resource]), place, resource, container.name)
         for place, container in enumerate(pod.containers)
         for resource in _requested(container)
-        if resource in resources
+        if resource in dialect.resources
     ]
     _, _, resource, container = min(uses)
     return f"container {container} requests {resource}"
@@ -210,8 +215,15 @@ def _example(pod: PodManifest, resources: frozenset[str]) -> str:
 
 def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
     """Refuse resources that no dialect has read for this pod: nothing would serve them."""
-    read = DIALECTS[request.dialect].resources if request.dialect else frozenset()
+    own = DIALECTS[request.dialect] if request.dialect else None
+    read = frozenset() if own is None else own.resources
     enabled_names = {dialect.name for dialect in enabled(rules)}
+    for dialect in DIALECTS.values():
+        if dialect.name not in enabled_names and dialect.read_for == pod.scheduler != "":
+            for key in annotations_of(pod, dialect):
+                raise RequestError(
+                    f"annotation {key} belongs to {dialect.name}, which is not enabled here"
+                )
     for container in pod.containers:
         for resource in _requested(container):
             if resource in read:
@@ -220,9 +232,9 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
             disabled = [name for name in owners if name not in enabled_names]
             if disabled:
                 fault = f"belongs to {' and '.join(disabled)}, which is not enabled here"
-            elif request.dialect:
+            elif own is not None:
                 fault = (
-                    f"belongs to {owners[0]}, and {_example(pod, read)}, which belongs to "
+                    f"belongs to {owners[0]}, and {_example(pod, own)}, which belongs to "
                     f"{request.dialect} in pods for the scheduler {pod.scheduler!r}"
                 )
             else:
@@ -256,6 +268,35 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
     for dialect in DIALECTS.values():
         changes |= dialect.amount_changes(amounts)
     return changes
+
+
+def annotated_amounts(pod: PodManifest, rules: Rules) -> dict[str, dict[str, int | None]]:
+    """Return what admission adds to the amounts of a pod that requests GPUs by annotations.
+
+    By the names of containers. Raises RequestError if it does so wrongly.
+
+    >>> container = ContainerManifest(name="train")
+    >>> notes = {"gpu-fraction": "0.5"}
+    >>> pod = PodManifest(
+    ...     namespace="ml", containers=(container,), annotations=notes, scheduler="kai-scheduler"
+    ... )
+    >>> annotated_amounts(pod, Rules())
+    {'train': {'leasehold.dev/share': 1}}
+    """
+    added: dict[str, dict[str, int | None]] = {}
+    for dialect in enabled(rules):
+        added |= dialect.annotated_amounts(pod)
+    return added
+
+
+def annotations_of(pod: PodManifest, dialect: Dialect) -> list[str]:
+    """Return the pod's annotations that the dialect reads, sorted."""
+    return sorted(
+        key
+        for key in pod.annotations
+        if key in dialect.request_annotations
+        or (dialect.request_prefixes and key.startswith(dialect.request_prefixes))
+    )
 
 
 def added_annotations(pod: PodManifest) -> dict[str, str]:

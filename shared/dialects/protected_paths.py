@@ -24,6 +24,8 @@ _LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, hami
 """Their last elements. A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
 """On a node, with only data, unless an administrator names others."""
+MPS_PATHS = ("/tmp/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - of the node
+"""On a node, the directories of pipes to servers of MPS, by default and with NVIDIA's plugin."""
 HARMLESS_PATHS = (
     "/dev/infiniband",
     "/dev/shm",  # noqa: S108 - of the node
@@ -57,6 +59,16 @@ def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> boo
     return any(
         path == allowed_path or path.startswith(f"{allowed_path}/") for allowed_path in allowed
     )
+
+
+def is_mps_path(host_path: str) -> bool:
+    """Return whether a `hostPath` leads to a server of MPS, which would serve pods without a lease.
+
+    >>> is_mps_path("/tmp/nvidia-mps")
+    True
+    """
+    path = normalized(host_path)
+    return any(path == pipes or path.startswith(f"{pipes}/") for pipes in MPS_PATHS)
 
 
 def host_path_advice(directories: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from shared.model.bounds import MOST_SHARES, SHORT
@@ -39,6 +40,7 @@ SHOWN = 100
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _DURATION = re.compile(r"(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|ms|s|m|h))+")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_EXACT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _BOOLEANS: Mapping[str, bool] = {
@@ -112,6 +114,20 @@ def parse_decimal(key: str, text: str, *, most: int) -> float:
     if not _DECIMAL.fullmatch(text) or float(text) > most:
         raise _refused(key, text, f"a number from 0 to {most}")
     return float(text)
+
+
+def parse_part(key: str, text: str, *, may_be_all: bool = False) -> Fraction:
+    """Parse a decimal number above 0 and below 1, or also 1, exactly.
+
+    >>> parse_part("part", ".25")
+    Fraction(1, 4)
+    """
+    is_number = len(text) <= SHORT and _EXACT.fullmatch(text)
+    part = Fraction(text) if is_number else Fraction(0)
+    if not (0 < part < 1 or (may_be_all and part == 1)):
+        end = "at most" if may_be_all else "below"
+        raise _refused(key, text, f"a decimal number above 0 and {end} 1, such as 0.5")
+    return part
 
 
 def parse_boolean(key: str, text: str) -> bool:
@@ -191,7 +207,7 @@ def check_fields(key: str, names: Mapping[str, object], fields: Collection[str])
     unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(
-            f"{key} has the field {_shown(unknown[0])}: it may have {', '.join(fields)}"
+            f"{key} has the field {shown(unknown[0])}: it may have {', '.join(fields)}"
         )
 
 
@@ -203,9 +219,9 @@ def _json(key: str, text: str) -> Any:
 
 
 def _refused(key: str, text: str, allowed: str) -> RequestError:
-    return RequestError(f"{key} must be {allowed}, got {_shown(text)}")
+    return RequestError(f"{key} must be {allowed}, got {shown(text)}")
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     more = f"... with {len(text)} characters" if len(text) > SHOWN else ""
     return f"{text[:SHOWN]!r}{more}"

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
+from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
 from shared.dialects.meant_resources import ACCELERATORS, meant_resource, more_than_none
 from shared.dialects.nvidia import dialect as nvidia
+from shared.dialects.pod_requests import annotations_of
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.change import Change, Hint, Place, limit
 from shared.model.names import HANDED_OVER, PREEMPTIBLE
@@ -143,7 +144,7 @@ class MisplacedKey(Hint):
 
 def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
     """Yield the keys of a pod that have no effect where they are, with what to write instead."""
-    written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
+    written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS, *REQUEST_PREFIXES)
     annotations = {
         key: value for key, value in pod.annotations.items() if not key.startswith(written)
     }
@@ -161,10 +162,12 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    """Yield annotations and labels that only other dialects read, with those of the pod's own."""
+    """Yield annotations and labels that only other dialects read, and words without effect."""
+    yield from _of_other_scheduler(pod, dialect)
     if not dialect:
         return
     own = DIALECTS[dialect]
+    yield from map(Hint, own.warnings(pod))
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
         text = f"{key} has no effect beside the resource names of {dialect}"
@@ -187,8 +190,24 @@ def _same_field(key: str, own: Dialect) -> Iterator[str]:
                 yield own.request_fields[name][0]
 
 
+def _of_other_scheduler(pod: PodManifest, dialect: str) -> Iterator[Hint]:
+    for other in DIALECTS.values():
+        if other.name == dialect or other.read_for in {"", pod.scheduler}:
+            continue
+        for key in annotations_of(pod, other):
+            yield Hint(
+                f"annotation {key} has no effect: it is read in pods with schedulerName "
+                f"{other.read_for} only",
+                (Change(Place.ANNOTATION, key),),
+            )
+
+
 _OF_DIALECTS = frozenset().union(
-    *(dialect.request_annotations | dialect.request_labels for dialect in DIALECTS.values())
+    *(
+        dialect.request_annotations | dialect.request_labels
+        for dialect in DIALECTS.values()
+        if not dialect.read_for
+    )
 ) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
 
 

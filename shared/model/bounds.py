@@ -95,6 +95,8 @@ MOST_MIB = 2**24
 """Of a device, or of a share of it: at most 16 TiB."""
 Mib = Annotated[int, Meta(ge=0, le=MOST_MIB)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
+BILLION = 10**9
+Billionths = Annotated[int, Meta(ge=0, le=BILLION)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
 """Of things on one node."""
 Index = Annotated[int, Meta(ge=-1, le=HIGHEST_INDEX)]

@@ -51,6 +51,7 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
     return (
         check_supported(demands)
         or check_waits(demands)
+        or check_manager(demands, facts)
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
         or check_volumes(demands, facts)
@@ -77,6 +78,17 @@ def check_waits(demands: NodeRequirements) -> NodeFilterFailure | None:
     if not demands.waits_for:
         return None
     return NodeFilterFailure(WAITS, demands.waits_for.partition(": ")[0])
+
+
+OTHER_MANAGER = "OtherManager"
+
+
+def check_manager(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
+    """Refuse a node where another program would enforce the pod's annotations, too."""
+    if not (demands.sole_manager and facts.other_manager):
+        return None
+    text = "node(s) had another manager that enforces parts of GPUs"
+    return NodeFilterFailure(OTHER_MANAGER, text, facts.other_manager)
 
 
 def check_taints(tolerations: Iterable[Toleration], facts: NodeFacts) -> NodeFilterFailure | None:
@@ -333,7 +345,7 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
-    """Return whether only taints can exclude a node for pods with these requirements."""
+    """Return whether only taints, or another manager, can exclude a node for such pods."""
     return not (
         demands.selector
         or demands.required
@@ -346,7 +358,8 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
 
 
 def accepts_any_pod(facts: NodeFacts) -> bool:
-    return not facts.unschedulable and not any(t.effect in HARD_EFFECTS for t in facts.taints)
+    is_closed = facts.unschedulable or bool(facts.other_manager)
+    return not is_closed and not any(t.effect in HARD_EFFECTS for t in facts.taints)
 
 
 def has_soft_taint(facts: NodeFacts) -> bool:

@@ -18,10 +18,11 @@ from shared.dialects import (
     LEDGER_RESOURCES,
     REQUEST_ANNOTATIONS,
     REQUEST_LABELS,
+    REQUEST_PREFIXES,
     pod_groups,
 )
 from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.pod_requests import annotated_amounts, parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import EXEMPT
 from shared.kubernetes.types import (
@@ -188,6 +189,7 @@ class PodParser:
                 ours,
                 pod.metadata.namespace,
                 [(name, notes[name]) for name in sorted(self.annotations & notes.keys())],
+                sorted(item for item in notes.items() if item[0].startswith(REQUEST_PREFIXES)),
                 [
                     (name, labels[name])
                     for name in sorted(labels if has_rules(pod) else self.labels & labels.keys())
@@ -295,11 +297,35 @@ def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:
 
 
 def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
-    """Parse a pod that is not created yet, with the deadline that admission will give it."""
+    """Parse a pod that is not created yet, with what admission will give it.
+
+    That is its deadline, and our resource if annotations request its GPUs.
+    """
     with contextlib.suppress(RequestError):  # `parse` reports it
         wanted = deadline_s(view_of(pod))
         pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
+    with contextlib.suppress(RequestError):
+        pod = _completed(pod, annotated_amounts(view_of(pod), rules))
     return PodParser(frozenset({pod.spec.scheduler_name}), rules).parse(pod)
+
+
+def _completed(pod: ApiPod, added: Mapping[str, Mapping[str, int | None]]) -> ApiPod:
+    """Return the pod with further limits, by the names of its containers."""
+    spec = pod.spec
+    init_containers, containers = (
+        tuple(_with_limits(container, added.get(container.name, {})) for container in part)
+        for part in (spec.init_containers, spec.containers)
+    )
+    spec = structs.replace(spec, init_containers=init_containers, containers=containers)
+    return structs.replace(pod, spec=spec)
+
+
+def _with_limits(container: Container, added: Mapping[str, int | None]) -> Container:
+    limits = {
+        **container.resources.limits,
+        **{name: amount for name, amount in added.items() if amount is not None},
+    }
+    return structs.replace(container, resources=structs.replace(container.resources, limits=limits))
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
@@ -329,7 +355,11 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
         request,
         resources=resources,
         containers=_with_exclusive_cpus(pod, request.containers),
-        node_requirements=structs.replace(required, selector=tuple(selector)),
+        node_requirements=structs.replace(
+            required,
+            selector=tuple(selector),
+            sole_manager=request.node_requirements.sole_manager,
+        ),
         priority=pod.spec.priority or 0,
         term=parse_term(view),
     )

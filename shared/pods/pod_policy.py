@@ -15,6 +15,7 @@ from shared.dialects.protected_paths import (
     HOST_PATHS,
     host_path_advice,
     is_data_path,
+    is_mps_path,
     lease_conflict,
     normalized,
 )
@@ -157,7 +158,12 @@ def _runtime_class(subject: PolicySubject) -> Broken:
 
 def _host_paths(subject: PolicySubject) -> Broken:
     for volume, path in subject.pod.host_paths.items():
-        if not is_data_path(path, subject.host_paths):
+        if is_mps_path(path):
+            yield Hint(
+                f"volume {volume}: hostPath {path} leads to a server of MPS, which no pod mounts "
+                "here: remove the volume, its part of a GPU is held without it"
+            )
+        elif not is_data_path(path, subject.host_paths):
             yield Hint(
                 f"volume {volume}: hostPath {path} gives access to the node or its devices: "
                 f"{host_path_advice(subject.host_paths)}"

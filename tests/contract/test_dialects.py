@@ -1,5 +1,7 @@
 """What every dialect guarantees: served resources, and lists that a kubelet accepts."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.node_agent.views.advertisement import (
@@ -196,7 +198,7 @@ def manifest_of(*limits: dict[str, int]) -> PodManifest:
 
 
 def test_every_dialect_parses_its_own_resources_and_no_other_does() -> None:
-    assert ONE_OF_EACH.keys() == DIALECTS.keys()
+    assert ONE_OF_EACH.keys() == {name for name, it in DIALECTS.items() if it.resources}
     for name, limits in ONE_OF_EACH.items():
         read = {
             dialect.name
@@ -235,12 +237,19 @@ def _word(name: str) -> str:
     return min(word for word in ONE_OF_EACH[name] if not any(word in words for words in known))
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_resources_of_a_disabled_dialect_are_refused(name: str) -> None:
     others = tuple(other for other in DIALECTS if other != name)
 
     with pytest.raises(RequestError, match=f"belongs to {name}, which is not enabled here"):
         parse_pod_request(manifest_of(ONE_OF_EACH[name]), Rules(enabled=others))
+
+
+def test_annotations_of_a_disabled_dialect_are_refused_in_pods_that_need_them_read() -> None:
+    pod = replace(manifest_of({}), annotations={"gpu-fraction": "0.5"}, scheduler="kai-scheduler")
+
+    with pytest.raises(RequestError, match="annotation gpu-fraction belongs to kai, which is not"):
+        parse_pod_request(pod, Rules(disabled=("kai",)))
 
 
 def test_every_annotation_that_a_dialect_reads_is_a_request_annotation() -> None:

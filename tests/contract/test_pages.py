@@ -280,5 +280,12 @@ def test_tables_have_a_row_for_every_dialect_and_every_example() -> None:
     limits = {name for _, cell in ADVISED for name in re.findall(r"`([^`:]+):", cell)}
     table = (ROOT / "examples" / "README.md").read_text()
 
-    assert [name for name, it in DIALECTS.items() if not it.resources & limits] == []
+    page = text_of("pods.md")
+
+    assert [
+        name for name, it in DIALECTS.items() if it.resources and not it.resources & limits
+    ] == []
+    for dialect in DIALECTS.values():
+        words = () if dialect.resources else dialect.request_annotations
+        assert not words or any(f"{word}: " in page for word in words)
     assert [file.name for file in EXAMPLES if f"]({file.name})" not in table] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from shared.dialects import DIALECTS, RESOURCE_PREFIXES, SCHEDULERS, STATUS_RESOURCES
+from shared.dialects.dialect import Dialect
 from shared.dialects.gpu_names import RUNTIME_PATTERNS, TEXT_ANNOTATIONS
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
@@ -41,6 +42,7 @@ def lists() -> dict[str, str]:
     return {
         "resources of GPUs": _some("k", "startsWith", RESOURCE_PREFIXES),
         "resources of claims": _some("k", "startsWith", EXTENDED_RESOURCES),
+        "annotations of requests": _requests(dialects),
         "annotations of Leasehold": _some("k", "startsWith", DENIED_ANNOTATIONS),
         "annotations of an assignment": _some(
             "k", "startsWith", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
@@ -61,6 +63,14 @@ def lists() -> dict[str, str]:
         ),
         "objects of nodes": _rule(it for dialect in dialects for it in dialect.node_objects),
     }
+
+
+def _requests(dialects: Iterable[Dialect]) -> str:
+    """Match the annotations by which pods request GPUs without any resource."""
+    readers = [dialect for dialect in dialects if dialect.read_for]
+    names = _sorted(name for dialect in readers for name in dialect.request_annotations)
+    prefixes = [prefix for dialect in readers for prefix in dialect.request_prefixes]
+    return f"k in {names} || {_some('k', 'startsWith', prefixes)}"
 
 
 def _some(text: str, function: str, values: Iterable[str]) -> str:

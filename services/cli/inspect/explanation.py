@@ -108,7 +108,7 @@ def _running(
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     details = [
         f"lease       {lease.state}: {STATES.get(LeaseState(lease.state), '')}",
-        *([f"requested   with the resource names of {lease.dialect}"] if lease.dialect else []),
+        *([f"requested   in the words of {lease.dialect}"] if lease.dialect else []),
     ]
     for share in lease.shares:
         details += _detail_lines(lease, share, devices.get(share.device))

@@ -2,8 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
@@ -21,14 +23,15 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.vocabulary import did_you_mean, find_misplaced, unknown_gpus
+from shared.dialects.vocabulary import did_you_mean, find_misplaced, find_unread, unknown_gpus
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.kubernetes.types import ApiPod
+from shared.model.bounds import BILLION
 from shared.model.change import Change
 from shared.model.devices.device import Device, DeviceMode, DeviceUse
 from shared.model.devices.node import NodeFacts
 from shared.model.errors import RequestError
-from shared.model.leases.lease import Lease, Share
+from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.leases.ledger import LedgerNode
 from shared.model.names import (
     DEFAULT_SCHEDULER,
@@ -39,18 +42,26 @@ from shared.model.names import (
     PodUid,
 )
 from shared.model.requests.placement import Refusal
-from shared.model.requests.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
+from shared.model.requests.request import (
+    ALL_PERCENT,
+    GpuRequest,
+    NodeRequirements,
+    PodRequest,
+    SharingPolicy,
+)
 from shared.model.views.view import View
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.pod_parser import parse_manifest
-from shared.pods.pod_view import view_of
+from shared.pods.pod_view import PodView, view_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 EXAMPLE_GPUS = 8
 EXAMPLE_SLOTS = 10
+MOST_WARNINGS = 10
+_READ_FOR = frozenset(dialect.read_for for dialect in DIALECTS.values()) - {""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +160,8 @@ class PodReport(View, frozen=True, kw_only=True):
     dialect: str = field(name="system", default="")
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Of words without effect, as admission gives them."""
     binding: dict[str, str] = field(default_factory=dict)
 
 
@@ -177,6 +190,9 @@ def report_of(
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
+    if parsed.request is not None:
+        warnings = _warnings(view_of(written.pod), parsed.request.dialect)
+        report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
     if parsed.request_error or parsed.request is None:
         changes = _mending(written.pod, rules)
         patch = json_patch(written.template, changes)
@@ -207,6 +223,11 @@ def _mending(pod: ApiPod, rules: Rules) -> tuple[Change, ...]:
     except RequestError as error:
         return error.changes
     return ()
+
+
+def _warnings(pod: PodView, dialect: str) -> Iterator[str]:
+    yield from (word.text for word in find_misplaced(pod))
+    yield from (word.text for word in find_unread(pod, dialect))
 
 
 def _place_and_grant(
@@ -291,10 +312,14 @@ def request_text(container: GpuRequest) -> str:
         return f"{count}, whole and not shared"
     if container.strict and container.sharing is not SharingPolicy.EXCLUSIVE:
         count = f"{count} as a MIG instance (isolation is strict)"
-    if container.memory_percent is not None:
+    if container.memory_billionths:
+        percent = Decimal(container.memory_billionths) / (BILLION // ALL_PERCENT)
+        memory = f"{percent.normalize():f} % of the memory"
+    elif container.memory_percent is not None:
         memory = f"{container.memory_percent} % of the memory"
     elif container.memory_bytes is not None:
-        memory = f"{container.memory_bytes} bytes"
+        mib, rest = divmod(container.memory_bytes, MIB)
+        memory = f"{container.memory_bytes} bytes of memory" if rest else f"{mib} MiB of memory"
     elif container.memory_units is not None:
         memory = f"{container.memory_units} units of memory (MiB, unless the node's factor differs)"
     else:
@@ -312,34 +337,51 @@ def _lines(report: PodReport) -> Iterable[Text]:
     if report.fault:
         yield Text(f"  invalid request: {report.fault}", style="red")
         return
+    for warning in report.warnings:
+        yield Text(f"  warning     {warning}", style="yellow")
     if not report.containers:
         yield Text("  requests no GPU by a resource name that Leasehold knows")
         return
-    if report.scheduler == DEFAULT_SCHEDULER and not report.ours:
-        yield Text(f"  scheduler   {OWN_SCHEDULER}: the webhook sets it")
-    elif not report.ours:
-        yield Text(
-            f"  schedulerName is {report.scheduler!r}: remove it for Leasehold to schedule the pod",
-            style="yellow",
-        )
-    yield Text(f"  requested   with the resource names of {report.dialect}")
+    yield from _scheduler_lines(report)
+    yield Text(f"  requested   in the words of {report.dialect}")
     for container in report.containers:
         yield Text(f"  container   {container.container}: {container.request}")
     yield Text(f"  tried on    {report.example_node}")
     if report.refusal:
         yield Text(f"  refused     {report.refusal}", style="red")
         return
-    yield Text("  Binding carries")
+    if report.binding:
+        yield Text("  Binding carries")
     for key, value in report.binding.items():
         yield Text(f"    {key}: {value}")
     for container in report.containers:
         yield from _grant_lines(container)
 
 
+def _scheduler_lines(report: PodReport) -> Iterable[Text]:
+    if report.ours:
+        return
+    if report.scheduler == DEFAULT_SCHEDULER:
+        yield Text(f"  scheduler   {OWN_SCHEDULER}: the webhook sets it")
+    elif report.scheduler in _READ_FOR:
+        yield Text(
+            f"  schedulerName is {report.scheduler!r}: Leasehold schedules the pod where an "
+            "administrator adds this name to --schedulers, see docs/migrate.md",
+            style="yellow",
+        )
+    else:
+        yield Text(
+            f"  schedulerName is {report.scheduler!r}: remove it for Leasehold to schedule the pod",
+            style="yellow",
+        )
+
+
 def _grant_lines(granted: ContainerReport) -> Iterable[Text]:
     if not granted.devices:
         return
     yield Text(f"  container {granted.container} gets")
+    for share in granted.devices:
+        yield Text(f"    {share.memory_mib} MiB of GPU {share.index}")
     for name, value in (granted.environment or {}).items():
         yield Text(f"    {name}={value}")
     for mount in granted.mounts or ():

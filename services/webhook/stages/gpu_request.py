@@ -54,6 +54,30 @@ def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
     )
 
 
+def complete_annotated(admission: PodAdmission) -> Denial | Changes | None:
+    """Give a container our resource, where annotations request its GPUs without any resource."""
+    pod = admission.pod
+    if not admission.policy.schedulers.has(pod):
+        return None
+    try:
+        added = pod_requests.annotated_amounts(pod, admission.policy.rules)
+    except RequestError as error:
+        return Denial(BAD_REQUEST, str(error))
+    if not added:
+        return None
+    amounts = {
+        container.path: added[container.name]
+        for container in pod.containers
+        if container.name in added
+    }
+    patches = (
+        complete_limits(container, amounts[container.path])
+        for container in pod.containers
+        if container.path in amounts
+    )
+    return Changes(patches=tuple(chain.from_iterable(patches)), pod=_completed(pod, amounts))
+
+
 def adopt_isolation(admission: PodAdmission) -> Denial | Changes | None:
     """Give a pod that demands no enforcer the demand of its namespace."""
     pod = admission.pod

@@ -31,9 +31,10 @@ def too_large(
         if excess:
             written = _written(amounts.get(request.container, {}))
             most = _most(pod, request, largest)
+            advice = f"set {_listed(most)}" if most else "request at most as much"
             text = (
-                f'container "{request.container}" ({written}) requests {excess}; set '
-                f"{_listed(most)}, or request a whole GPU"
+                f'container "{request.container}" ({written}) requests {excess}; {advice}, or '
+                "request a whole GPU"
             )
             return Denial(BAD_REQUEST, text, most)
     return None

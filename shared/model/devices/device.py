@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from shared.model.bounds import (
+    BILLION,
     MOST_DEVICES,
     Amount,
     Count,
@@ -327,13 +328,15 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the MiB of `device` that one share for `request` takes.
 
     A percentage has precedence over an amount: it counts whole units of the device's memory (or
-    whole MiB, where the dialect requires it), rounded down. Bytes are rounded up. Without a request
-    it is all of the memory.
+    whole MiB, where the dialect requires it), rounded down, as billionths are to whole MiB. Bytes
+    are rounded up. Without a request it is all of the memory.
     """
     unit = 1 if request.percent_of_mib else device.unit_mib
     everything = device.memory_mib // device.unit_mib * device.unit_mib
     if request.whole:
         return everything
+    if request.memory_billionths:
+        return device.memory_mib * request.memory_billionths // BILLION
     if request.memory_percent is not None:
         return device.memory_mib // unit * request.memory_percent // 100 * unit
     if request.memory_bytes is not None:

@@ -127,6 +127,8 @@ class NodeFacts:
     """Why each of them is closed."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet refuses pods that request them."""
+    other_manager: ShortText = ""
+    """What shows that another program gives out parts of the node's GPUs by annotations of pods."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted. The

@@ -15,6 +15,7 @@ from shared.model.bounds import (
     MOST_VALUES,
     MOST_VOLUMES,
     Amount,
+    Billionths,
     Choices,
     ChoiceText,
     Count,
@@ -120,6 +121,9 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """Units of the node's `unit_mib`, per device."""
     memory_percent: Percent | None = None
     """Per device; wins over the amounts. Without any of the three it is all of the memory."""
+    memory_billionths: Billionths = 0
+    """Per device, exactly, or 0. `memory_percent` is then the same rounded down, at least 1, by
+    which queues and rankings compare."""
     cores_percent: Percent = 0
     """Of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
@@ -279,6 +283,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     """All must hold."""
     host_ports: HostPorts = ()
     """Ports of the node, as resources."""
+    sole_manager: bool = False
+    """On the node, no other program may read the annotations by which the pod requests GPUs."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
     within: Within = ()

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
+from shared.dialects.demanded_enforcers import demanding
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
-from shared.dialects.isolation_words import demanding
 from shared.dialects.pod_requests import amount_changes, strict_request
 from shared.model.devices.device import MIB
 from shared.model.errors import RequestError
@@ -309,7 +309,7 @@ def _resized(
         amount = max(mib // device.unit_mib if device else 0, 1)
     if not container.wants_all_memory and (getattr(container, field) or 0) <= amount:
         return container
-    changes: dict[str, object] = {field: amount}
+    changes: dict[str, object] = {field: amount, "memory_billionths": 0}
     if container.whole:
         cores = container.cores_percent
         needs_cores = dialect.part != "memory_units"

@@ -29,6 +29,7 @@ from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
 from shared.placing.node_filters import (
+    OTHER_MANAGER,
     RESTARTING,
     UNHEALTHY,
     WAITS,
@@ -47,6 +48,7 @@ CACHED_COPIES = 64
 _STAGES = (
     "UnsupportedConstraint",
     "OutsideGangTopology",
+    OTHER_MANAGER,
     "NodeAffinity",
     *VolumeRule,
     "NodeUnschedulable",
@@ -460,6 +462,10 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     ),
     "GpuNotIsolated": (
         "run `leasehold doctor` on node {node}: its checks of the library report what to do"
+    ),
+    OTHER_MANAGER: (
+        "remove KAI and its node agents from node {node}: it reads the same annotations, see "
+        "docs/migrate.md"
     ),
     "UntoleratedTaint": "remove the taint of node {node}",
     "NodeUnschedulable": "kubectl uncordon {node}",

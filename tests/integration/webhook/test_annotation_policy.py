@@ -272,3 +272,40 @@ async def test_the_services_that_write_assignments_may_change_them() -> None:
         status, text = await annotated(client, "assigned", {IDS: "y"})
 
     assert status == 200, text
+
+
+WISH = {"gpu-fraction": "0.5"}
+OWNED = "nvidia.com/container.main.gpus.devices"
+
+
+async def test_the_annotations_by_which_a_pod_got_its_gpu_do_not_change() -> None:
+    def kai_pod(name: str, **limits: str) -> dict[str, Any]:
+        obj = pod(name, **WISH)
+        obj["spec"]["schedulerName"] = "kai-scheduler"
+        obj["spec"]["containers"][0]["resources"] = {"limits": limits}
+        return obj
+
+    async with api_server() as api, api.client() as client:
+        await install(client)
+        for obj in (kai_pod("ours", **{"leasehold.dev/share": "1"}), kai_pod("theirs")):
+            status, text = await created(client, obj)
+            assert status == 201, text
+
+        changes: tuple[dict[str, str | None], ...] = (
+            {"gpu-fraction": None},
+            {"gpu-fraction": "0.9"},
+            {"gpu-memory": "1"},
+            {"mps": "true"},
+            {OWNED: "GPU-a"},
+        )
+        ours = [await annotated(client, "ours", change) for change in changes]
+        unchanged = [
+            (await annotated(client, "ours", {**WISH, "mine": "x"}))[0],
+            (await annotated(client, "ours/status", {"mine": "y"}))[0],
+        ]
+        theirs, _ = await annotated(client, "theirs", {OWNED: "GPU-a"})
+
+    assert [status for status, _ in ours] == [403] * len(changes)
+    assert all("create a new pod" in text for _, text in ours)
+    assert unchanged == [200, 200]
+    assert theirs == 200

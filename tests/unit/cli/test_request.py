@@ -274,3 +274,45 @@ def test_strict_isolation_is_explained(explained: Explained, limits: str, output
     _, out, err = explained(manifest)
 
     assert output in out + err
+
+
+KAI = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: half
+  annotations: {gpu-fraction: "0.5", gpu-fraction-container-name: cuda}
+spec:
+  schedulerName: SCHEDULER
+  containers:
+  - {name: side, image: app}
+  - {name: cuda, image: nvidia/cuda}
+"""
+
+
+def test_a_pod_in_kais_words_shows_its_container_and_its_part_of_the_gpu(
+    explained: Explained,
+) -> None:
+    served = ("--schedulers", "leasehold,kai-scheduler")
+    code, out, _ = explained(KAI.replace("SCHEDULER", "kai-scheduler"), "--gpu", "T4", *served)
+
+    assert code == 0
+    assert "container   cuda: 1 GPU, of it 50 % of the memory" in out
+    assert "container cuda gets\n    7680 MiB of GPU 0\n" in out
+    assert "GPU_PORTION=0.50" in out
+    assert "schedulerName" not in out
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "text"),
+    [
+        ("kai-scheduler", "where an administrator adds this name to --schedulers"),
+        ("leasehold", "gpu-fraction has no effect: it is read in pods with schedulerName kai"),
+    ],
+)
+def test_a_pod_in_kais_words_that_is_not_served_shows_why(
+    explained: Explained, scheduler: str, text: str
+) -> None:
+    _, out, _ = explained(KAI.replace("SCHEDULER", scheduler))
+
+    assert text in out

@@ -119,6 +119,22 @@ def test_item_6_cards_are_closed_by_each_annotation_with_its_reason() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("status", "manager"),
+    [("True", "condition gpu-fractioning.nvidia.com/Ready"), ("False", ""), ("Unknown", "")],
+)
+def test_a_node_on_which_another_manager_is_ready_says_so(status: str, manager: str) -> None:
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "gpu-fractioning.nvidia.com/Ready", "status": status},
+    ]
+    node = msgspec.convert(
+        {"metadata": {"name": "n"}, "status": {"conditions": conditions}}, ApiNode
+    )
+
+    assert parse_node(node).other_manager == manager
+
+
 def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
     shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
     node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, ApiNode)

@@ -141,6 +141,19 @@ def test_a_leased_pod_uses_of_its_node_beside_the_lease_what_it_has_grown_by() -
     assert pods.with_usage(NODE).used_by_others == {}
 
 
+def test_a_node_whose_gpus_pods_reserve_for_another_scheduler_says_so_until_they_end() -> None:
+    pods = PodTracker()
+    pod = structs.replace(FOREIGN, namespace=Namespace("kai-resource-reservation"))
+
+    pods.update(pod, None)
+    reserved = pods.with_usage(NODE).other_manager
+    pods.update(structs.replace(pod, phase="Failed"), pod)
+    ended = pods.with_usage(NODE).other_manager
+
+    assert reserved == "pods of namespace kai-resource-reservation"
+    assert (ended, pods.changed_nodes) == ("", {pod.node})
+
+
 def test_pods_of_any_amounts_leave_the_facts_of_their_node_within_bounds() -> None:
     pods = PodTracker()
     nodes = NodeTracker(pods)
