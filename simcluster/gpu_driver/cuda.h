@@ -12,7 +12,10 @@ enum {
     CUDA_INVALID_DEVICE = 101,
     CUDA_INVALID_CONTEXT = 201,
     CUDA_NOT_FOUND = 500,
+    CUDA_NOT_READY = 600,
     CUDA_DEVICE_LOST = 719,
+    CUDA_CAPTURE_UNSUPPORTED = 900,
+    CUDA_CAPTURE_INVALIDATED = 901,
     CUDA_UNKNOWN = 999
 };
 typedef int result;
@@ -27,6 +30,21 @@ void free_all(int device);
 /* Whether a GPU can be used: CUDA_SUCCESS, or why not. Waits while it hangs. */
 result check(const struct place *place);
 
+/* Give a GPU work of some time, once the queue has room; its number in the queue goes to `number`. */
+struct event;
+result push(uint64_t ns, struct event *event);
+/* Wait until all that this process gave to the current device's GPU is done. */
+result wait_for_all(void);
+/* Launch a kernel or graph of some time, or add it to what a stream captures. */
+result launch_ns(uint64_t ns, void *stream);
+/* Whether a stream captures; what it captures then grows by a kernel. */
+int captures(void *stream, uint64_t ns);
+/* Whether functions may be called that a capture forbids to all threads which have not relaxed it;
+ * otherwise the capture is invalid. */
+int may_query(void);
+/* Note when the event of an entry was done, before the entry is overwritten. The lock on turns is held. */
+void keep_end(struct queue *queue, uint64_t number, struct event *next);
+
 #define CUDA_FUNCTIONS \
     BOTH(cuMemAlloc) ONE(cuMemAllocManaged) BOTH(cuMemAllocPitch) BOTH(cuMemFree) \
     ONE(cuMemAllocAsync) ONE(cuMemFreeAsync) ONE(cuDeviceGetDefaultMemPool) ONE(cuDeviceGetMemPool) \
@@ -35,7 +53,11 @@ result check(const struct place *place);
     ONE(cuMemHostAlloc) BOTH(cuMemAllocHost) ONE(cuMemFreeHost) BOTH(cuMemcpyHtoD) \
     BOTH(cuMemcpyDtoH) BOTH(cuMemcpyDtoD) BOTH(cuMemsetD8) \
     ONE(cuModuleLoadData) ONE(cuModuleUnload) ONE(cuModuleGetFunction) ONE(cuLaunchKernel) \
-    ONE(cuLaunchKernelEx) ONE(cuCtxSynchronize) ONE(cuStreamCreate) BOTH(cuStreamDestroy) \
-    ONE(cuStreamSynchronize)
+    ONE(cuLaunchKernelEx) ONE(cuLaunchCooperativeKernel) ONE(cuCtxSynchronize) ONE(cuStreamCreate) \
+    BOTH(cuStreamDestroy) ONE(cuStreamSynchronize) ONE(cuEventCreate) BOTH(cuEventDestroy) ONE(cuEventRecord) \
+    ONE(cuEventQuery) ONE(cuEventSynchronize) BOTH(cuEventElapsedTime) BOTH(cuStreamBeginCapture) \
+    ONE(cuStreamEndCapture) ONE(cuStreamIsCapturing) ONE(cuThreadExchangeStreamCaptureMode) \
+    ONE(cuGraphInstantiateWithFlags) ONE(cuGraphLaunch) ONE(cuGraphExecDestroy) ONE(cuGraphDestroy) \
+    ONE(cuLaunchKernel_ptsz) ONE(cuLaunchKernelEx_ptsz) ONE(cuLaunchCooperativeKernel_ptsz) ONE(cuGraphLaunch_ptsz)
 
 #endif

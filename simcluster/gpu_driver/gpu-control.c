@@ -14,6 +14,7 @@
  *   gpu-control limits            a line for each limit of a cgroup, and how often NVML was called for them
  */
 #include "cgroup_limits.h"
+#include "turns.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -142,8 +143,10 @@ static void show(void) {
                     printf("mig %s %s\n", state->gpus[g].instances[i].computes[c].uuid, profile_at(g, i)->name);
         for (int n = 0; n < PROCESSES; n++)
             if (lives(n) && held_bytes(&state->processes[n], g))
-                printf("process %d uses %lu bytes, busy %u %%\n", atomic_load(&state->processes[n].pid),
-                       held_bytes(&state->processes[n], g), busy_percent(&state->processes[n], g, TICKS_PER_S));
+                printf("process %d uses %lu bytes of %s, busy %u %%, ran %lu us until %lu\n",
+                       atomic_load(&state->processes[n].pid), held_bytes(&state->processes[n], g), state->gpus[g].uuid,
+                       busy_percent(&state->processes[n], g), atomic_load(&state->processes[n].ran_ns[g]) / 1000,
+                       now_ns() / 1000);
     }
 }
 

@@ -14,6 +14,12 @@
  *   calibrate               measure loops of a kernel per millisecond, on a GPU that nothing else uses
  *   burn TIME [US [BLOCKS [LOOPS]]]  launch kernels of US microseconds (1000) and BLOCKS blocks (640),
  *                           of LOOPS loops if another process has measured that
+ *   flood TIME US [HOW [LOOPS]]  launch kernels of US microseconds and never wait: as far ahead as the driver
+ *                           lets it. HOW: kernel, ex, cooperative, graph (of 100 kernels), thread (in the
+ *                           thread's own default stream), streams (two in turn), or address (by cuGetProcAddress)
+ *   latency TIME US PERIOD [LOOPS]  a kernel each PERIOD microseconds; the time from launch to end
+ *   capture TIME            replay a graph while another thread captures again and again
+ *   reload TIME US US       flood by a kernel, then by another, whose module may have the memory of the first
  *   launches TIME           launch empty kernels as fast as possible
  *   sleep TIME              10s, 500ms
  *   fork COMMAND            a child that carries out one command, and lives until its parent ends
@@ -24,6 +30,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -206,10 +213,10 @@ static const char *const PTX = ".version 7.0\n.target %s\n.address_size 64\n"
     "setp.eq.u64 %%p1, %%n3, %%n1;\n@%%p1 trap;\nret;\n}\n"; /* the result decides, so that no loop is left out */
 typedef int (*launch_function)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
+static void *module; /* of the kernel that was loaded last */
 static int load_kernel(long microseconds, void **kernel) {
     static const char *const targets[] = {"sm_75", "sm_52"};
     char text[1024], name[32];
-    void *module;
     int error = 1;
     snprintf(name, sizeof name, "us_%ld", microseconds);
     for (int n = 0; n < 2 && error; n++) {
@@ -263,6 +270,120 @@ static int burn(double seconds, long microseconds, unsigned blocks, uint64_t loo
     took = now() - began;
     if (!error) printf("%ld kernels in %.1f s, busy=%.0f %%\n", launched, took, (double)launched * (double)microseconds / 1e4 / took);
     return error;
+}
+/* A launch of one kernel, or of a graph. */
+struct work {
+    void *kernel, *streams[2], *graph;
+    void *launch; /* the driver's function */
+    uint64_t loops;
+    const char *how;
+};
+static struct {
+    unsigned grid[3], block[3], shared;
+    void *stream, *attributes;
+    unsigned attribute_count;
+} config = {.grid = {640, 1, 1}, .block = {256, 1, 1}};
+
+static int launch_in(const struct work *work, void *stream) {
+    void *parameters[] = {(void *)&work->loops};
+    if (!strcmp(work->how, "ex")) return ((int (*)(const void *, void *, void **, void **))work->launch)(&config, work->kernel, parameters, NULL);
+    if (!strcmp(work->how, "cooperative"))
+        return ((int (*)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **))work->launch)(
+            work->kernel, 132, 1, 1, 256, 1, 1, 0, stream, parameters);
+    if (work->graph) return ((int (*)(void *, void *))work->launch)(work->graph, stream);
+    return ((launch_function)work->launch)(work->kernel, 640, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
+}
+static void *by_address(const char *name) {
+    int (*first)(const char *, void **, int, uint64_t, int *) = dlsym(cuda, "cuGetProcAddress_v2"), (*second)(const char *, void **, int, uint64_t, int *) = NULL;
+    void *found = NULL;
+    int status;
+    if (first && first("cuGetProcAddress", (void **)&second, 12000, 0, &status)) second = NULL;
+    if (second && second(name, &found, 12000, 0, &status)) found = NULL;
+    return found;
+}
+static int capture(struct work *work, int kernels) {
+    void *graph;
+    struct work own = {.kernel = work->kernel, .launch = function("cuLaunchKernel"), .loops = work->loops, .how = ""};
+    int error = CALL("cuStreamBeginCapture_v2", (void *, int))(work->streams[0], 0);
+    while (!error && kernels-- > 0) error = launch_in(&own, work->streams[0]);
+    if (!error) error = CALL("cuStreamEndCapture", (void *, void **))(work->streams[0], &graph);
+    if (!error) error = CALL("cuGraphInstantiateWithFlags", (void **, void *, uint64_t))(&work->graph, graph, 0);
+    return error ? error : CALL("cuGraphDestroy", (void *))(graph);
+}
+static int prepare(struct work *work, long microseconds, const char *how, uint64_t loops) {
+    const char *name = !strcmp(how, "ex") ? "cuLaunchKernelEx" : !strcmp(how, "cooperative") ? "cuLaunchCooperativeKernel"
+                       : !strcmp(how, "graph") ? "cuGraphLaunch" : !strcmp(how, "thread") ? "cuLaunchKernel_ptsz" : "cuLaunchKernel";
+    int error = loops ? 0 : measure_loops(&loops);
+    *work = (struct work){.loops = loops * (uint64_t)microseconds / 1000, .how = how};
+    work->launch = !strcmp(how, "address") ? by_address(name) : function(name);
+    for (int n = 0; n < 2 && !error; n++) error = CALL("cuStreamCreate", (void **, unsigned))(&work->streams[n], 0);
+    if (!error) error = load_kernel(microseconds, &work->kernel);
+    return error || strcmp(how, "graph") ? error : capture(work, 100);
+}
+static int flood_with(const struct work *work, double seconds) {
+    int own_streams = work->graph || !strcmp(work->how, "streams"), error = 0;
+    double until = now() + seconds;
+    for (long n = 0; !error && now() < until; n++) error = launch_in(work, own_streams ? work->streams[!work->graph && n % 2] : NULL);
+    return error;
+}
+static int flood(double seconds, long microseconds, const char *how, uint64_t loops) {
+    struct work work;
+    int error = prepare(&work, microseconds, how, loops);
+    return error ? error : flood_with(&work, seconds);
+}
+static int reload(double seconds, long microseconds, long others) {
+    struct work first, second;
+    int error = prepare(&first, microseconds, "kernel", 1);
+    if (!error) error = flood_with(&first, seconds);
+    if (!error) error = CALL("cuModuleUnload", (void *))(module);
+    if (!error) error = prepare(&second, others, "kernel", 1);
+    if (!error) printf("same=%d ", first.kernel == second.kernel), fflush(stdout);
+    return error ? error : flood_with(&second, seconds);
+}
+static int compare(const void *one, const void *other) {
+    double difference = *(const double *)one - *(const double *)other;
+    return difference < 0 ? -1 : difference > 0;
+}
+static int latency(double seconds, long microseconds, long period, uint64_t loops) {
+    enum { ROOM = 100000 };
+    static double took[ROOM];
+    struct work work;
+    int count = 0, error = prepare(&work, microseconds, "kernel", loops);
+    prctl(PR_SET_TIMERSLACK, 1);
+    for (double until = now() + seconds; !error && count < ROOM && now() < until; count++) {
+        double began = now();
+        error = launch_in(&work, NULL);
+        if (!error) error = CALL("cuCtxSynchronize", (void))();
+        took[count] = now() - began;
+        double left = (double)period / 1e6 - took[count];
+        if (left > 0) usleep((useconds_t)(left * 1e6));
+    }
+    qsort(took, (size_t)count, sizeof *took, compare);
+    if (!error && count) printf("count=%d p50_us=%.0f p99_us=%.0f\n", count, took[count / 2] * 1e6, took[count * 99 / 100] * 1e6);
+    return error;
+}
+static volatile int is_over, failed_captures;
+static void *keep_capturing(void *unused) {
+    struct work work;
+    (void)unused;
+    int error = use_device(0) ?: prepare(&work, 20, "kernel", 1);
+    while (!error && !is_over) {
+        error = capture(&work, 20000); /* which takes long enough for the other thread to come to it */
+        if (!error) error = CALL("cuGraphExecDestroy", (void *))(work.graph);
+        usleep(3000);
+    }
+    failed_captures = error;
+    return NULL;
+}
+static int replay(double seconds) {
+    struct work work;
+    pthread_t thread;
+    int error = prepare(&work, 20, "graph", 1);
+    if (error || pthread_create(&thread, NULL, keep_capturing, NULL)) return error ?: 1;
+    error = flood_with(&work, seconds);
+    is_over = 1;
+    pthread_join(thread, NULL);
+    return error ?: failed_captures;
 }
 static int count_launches(double seconds) {
     enum { TIMES = 500 };
@@ -325,6 +446,12 @@ static int execute(const char *line, char *command, char words[4][64], int count
     if (!strcmp(command, "burn"))
         return burn(seconds_of(first), count > 1 ? atol(words[1]) : 1000, count > 2 ? (unsigned)atoi(words[2]) : 640,
                     count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
+    if (!strcmp(command, "flood") && count > 1)
+        return flood(seconds_of(first), atol(words[1]), count > 2 ? words[2] : "kernel", count > 3 ? strtoul(words[3], NULL, 10) : 0);
+    if (!strcmp(command, "latency") && count > 2)
+        return latency(seconds_of(first), atol(words[1]), atol(words[2]), count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
+    if (!strcmp(command, "capture")) return replay(seconds_of(first));
+    if (!strcmp(command, "reload") && count > 2) return reload(seconds_of(first), atol(words[1]), atol(words[2]));
     if (!strcmp(command, "calibrate")) return calibrate() ?: PRINTED;
     if (!strcmp(command, "launches")) return count_launches(seconds_of(first)) ?: PRINTED;
     if (!strcmp(command, "fill") && count > 1) return fill(first, strtoul(words[1], NULL, 10)) ?: PRINTED;

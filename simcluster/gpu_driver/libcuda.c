@@ -1,7 +1,7 @@
 /* libcuda.so.1 of the simulated GPUs: devices, contexts and the table of all functions.
  *
- * Signatures are those of CUDA's public driver API. Not there: graphs, peers, textures, export
- * tables (so no libcudart), IPC. */
+ * Signatures are those of CUDA's public driver API. Not there: nodes of graphs, peers, textures,
+ * export tables (so no libcudart), IPC. */
 #include "cuda.h"
 #include "limits.h"
 
@@ -247,12 +247,18 @@ static const struct {
     BOTH(cuCtxPopCurrent) ONE(cuCtxGetDevice) ONE(cuCtxGetApiVersion) ONE(cuCtxGetFlags)
     ONE(cuCtxGetStreamPriorityRange) BOTH(cuGetProcAddress) CUDA_FUNCTIONS
 };
+static void *find(const char *name) {
+    for (size_t n = 0; n < sizeof table / sizeof *table; n++)
+        if (!strcmp(table[n].name, name)) return table[n].function;
+    return NULL;
+}
+enum { PER_THREAD_DEFAULT_STREAM = 2 };
 API result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     (void)version;
-    (void)flags;
-    *function = NULL;
-    for (size_t n = 0; n < sizeof table / sizeof *table && !*function; n++)
-        if (!strcmp(table[n].name, name)) *function = table[n].function;
+    char per_thread[64];
+    snprintf(per_thread, sizeof per_thread, "%s_ptsz", name);
+    *function = flags & PER_THREAD_DEFAULT_STREAM ? find(per_thread) : NULL;
+    if (!*function) *function = find(name);
     if (status) *status = *function ? 0 : 1;
     return *function ? CUDA_SUCCESS : CUDA_NOT_FOUND;
 }

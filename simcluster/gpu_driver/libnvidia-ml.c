@@ -4,6 +4,7 @@
 #include "cgroup_limits.h"
 #include "limits.h"
 #include "nvml.h"
+#include "turns.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -174,7 +175,7 @@ API result nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *memory) { /*
 static unsigned busy_of(device d) {
     unsigned busy = 0;
     for (int n = 0; n < PROCESSES; n++)
-        if (lives(n)) busy += busy_percent(&state->processes[n], d->gpu, TICKS_PER_S);
+        if (lives(n)) busy += busy_percent(&state->processes[n], d->gpu);
     return busy > 100 ? 100 : busy;
 }
 API result nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* gpu, memory */
@@ -280,10 +281,9 @@ API result nvmlDeviceGetProcessUtilization(device d, struct utilization_sample *
     if (gpu_of(d)->mig) return NVML_NOT_SUPPORTED;
     clock_gettime(CLOCK_REALTIME, &time);
     unsigned long long now_us = (unsigned long long)time.tv_sec * 1000000 + (unsigned long long)time.tv_nsec / 1000;
-    uint64_t ticks = now_us > since_us ? (now_us - since_us) * 1000 / TICK_NS : 1;
-    ticks = ticks < 1 ? 1 : ticks > TICKS_PER_S ? TICKS_PER_S : ticks; /* a sample is of a second at most */
+    (void)since_us;
     for (int n = 0; n < PROCESSES; n++) {
-        unsigned percent = lives(n) ? busy_percent(&state->processes[n], d->gpu, ticks) : 0;
+        unsigned percent = lives(n) ? sampled_percent(&state->processes[n], d->gpu) : 0;
         if (!percent) continue;
         if (found < room && list)
             list[found] = (struct utilization_sample){

@@ -174,6 +174,11 @@ int create_state(void) {
     if (open_state(0)) return 1;
     if (getenv("GPU_DRIVER_STATE")) unlink(getenv("GPU_DRIVER_STATE"));
     if (!map_state(O_CREAT)) return 0;
+    pthread_mutexattr_t attributes; /* a process that is killed while it holds the lock does not stop the others */
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&state->turns, &attributes);
     atomic_store(&state->magic, MAGIC);
     return 1;
 }
@@ -206,6 +211,7 @@ struct process *own_process(void) {
                 const char *cgroup = getenv("GPU_DRIVER_CGROUP");
                 snprintf(state->processes[n].cgroup, CGROUP_BYTES, "%s", cgroup ? cgroup : "");
                 atomic_store(&state->processes[n].pid, node_pid());
+                if (n >= atomic_load(&state->record_count)) atomic_store(&state->record_count, n + 1);
                 own_record = n;
             }
         unlock_state();
@@ -244,29 +250,6 @@ int sees(int gpu, int instance, int compute) {
         found |= place->gpu == gpu && (whole || same);
     }
     return found;
-}
-
-void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns) {
-    while (from_ns < until_ns) {
-        uint64_t tick = from_ns / TICK_NS, end = (tick + 1) * TICK_NS;
-        uint64_t part = (end < until_ns ? end : until_ns) - from_ns;
-        __typeof__(&process->busy[0][0]) busy = &process->busy[gpu][tick % TICKS];
-        if (atomic_load(&busy->tick) != tick) {
-            atomic_store(&busy->ns, 0);
-            atomic_store(&busy->tick, tick);
-        }
-        atomic_fetch_add(&busy->ns, part);
-        from_ns += part;
-    }
-}
-
-unsigned busy_percent(const struct process *process, int gpu, uint64_t ticks) {
-    uint64_t now = now_ns() / TICK_NS, ns = 0;
-    for (uint64_t tick = now - ticks; tick < now; tick++)
-        if (atomic_load(&process->busy[gpu][tick % TICKS].tick) == tick)
-            ns += atomic_load(&process->busy[gpu][tick % TICKS].ns);
-    ns = ns * 100 / (ticks * TICK_NS);
-    return ns > 100 ? 100 : (unsigned)ns;
 }
 
 const char *const fault_names[FAULTS] = {

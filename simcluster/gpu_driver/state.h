@@ -17,6 +17,7 @@
 #define STATE_H
 #define _GNU_SOURCE
 #include <stdatomic.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +38,9 @@ enum {
     XIDS = 16, /* the latest XID events that a GPU keeps */
     CGROUP_LIMITS = 2048,
     CGROUP_BYTES = 496, /* of a cgroup's path, with the byte at its end */
-    TICKS = 64 /* busy time is kept in TICKS ticks of TICK_NS */
+    QUEUES = 8,         /* GPUs on which one process has work at a time */
+    RING = 1024,        /* kernels and events that a queue holds: a launch waits for room, as in a real one */
+    TICKS = 64          /* busy time is kept in TICKS ticks of TICK_NS */
 };
 /* What `gpu-control` can make of a GPU; fault_names has their names. */
 enum fault {
@@ -59,8 +62,8 @@ enum accounting {
     MISC_ACCOUNTING, /* in the driver: the nearest cgroup upwards with a limit counts */
     DMEM_ACCOUNTING  /* in the kernel: all cgroups upwards count */
 };
-#define TICK_NS 125000000ull
-#define TICKS_PER_S 8
+#define TICK_NS 20000000ull
+#define TICKS_PER_S 50
 #define CONTEXT_BYTES (256ull << 20) /* what a context takes of its GPU */
 
 struct mig_profile {
@@ -68,6 +71,12 @@ struct mig_profile {
     char name[32];
     uint64_t memory_mib;
     int compute_slices, memory_slices, count, starts[STARTS], start_count;
+};
+
+/* Which process a GPU works for, at the moment `at` (CLOCK_MONOTONIC, ns). */
+struct turns {
+    uint64_t at, left, switching; /* ns that the turn still has, and that a switch still needs */
+    int current;                  /* record of the process, plus 1; 0: none yet */
 };
 
 struct compute_instance {
@@ -79,7 +88,7 @@ struct gpu_instance {
     int made; /* 0: there is none */
     int id, profile, start;
     struct compute_instance computes[COMPUTES];
-    _Atomic uint64_t busy_until;
+    struct turns turns;
 };
 
 struct gpu {
@@ -88,10 +97,20 @@ struct gpu {
     int sms, mig, profile_count, created; /* created: MIG devices so far, for their UUIDs */
     struct mig_profile profiles[PROFILES];
     struct gpu_instance instances[INSTANCES];
-    _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC, ns: kernels wait for those before them */
+    struct turns turns;
     _Atomic int faults[FAULTS];
     _Atomic uint64_t xid_count;
     _Atomic uint32_t xids[XIDS];
+};
+
+/* Kernels and events that a process has given to a GPU; they are done in order. */
+struct queue {
+    _Atomic int gpu;               /* plus 1; 0: the queue is free */
+    _Atomic uint64_t pushed, done; /* entries so far */
+    uint64_t left;                 /* ns that the entry `done` still needs */
+    struct {
+        uint64_t ns, end; /* what it needs; when it was done, CLOCK_MONOTONIC */
+    } ring[RING];
 };
 
 struct process {
@@ -104,6 +123,8 @@ struct process {
     struct {
         _Atomic uint64_t tick, ns;
     } busy[GPUS][TICKS];
+    _Atomic uint64_t ran_ns[GPUS]; /* time that its kernels have had */
+    struct queue queues[QUEUES];
 };
 
 struct cgroup_limit {
@@ -116,6 +137,8 @@ struct state {
     _Atomic uint32_t magic;
     _Atomic uint32_t xid_events; /* of all GPUs: those who wait for one sleep on it */
     int gpu_count;
+    _Atomic int record_count; /* records from here on were never used */
+    pthread_mutex_t turns;    /* of all GPUs, and of the queues */
     struct gpu gpus[GPUS];
     struct process processes[PROCESSES];
     _Atomic int accounting;
@@ -158,10 +181,6 @@ uint64_t usable_bytes(int gpu, int instance); /* by programs */
 int sees(int gpu, int instance, int compute);
 /* The profile of a GPU instance. */
 const struct mig_profile *profile_at(int gpu, int instance);
-/* Note that a process kept a GPU busy between two moments. */
-void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns);
-/* Percent of the last whole ticks in which a process kept a GPU busy. */
-unsigned busy_percent(const struct process *process, int gpu, uint64_t ticks);
 extern const char *const fault_names[FAULTS];
 int has_fault(int gpu, enum fault fault);
 /* Wait while a GPU hangs. */

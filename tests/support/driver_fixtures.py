@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shared.model.errors import UnavailableError
-from simcluster.gpu_driver.build import build
+from simcluster.gpu_driver.build import build, compiler
 from tests.support.gpu_driver import GpuDriver
 
 
 @pytest.fixture(scope="session")
 def driver_folder() -> Path:
     """The compiled driver; without a C compiler its tests are skipped."""
-    try:
-        return build()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    if compiler() is None:
+        pytest.skip("the simulated GPUs' driver needs a C compiler")
+    return build()
 
 
 @pytest.fixture

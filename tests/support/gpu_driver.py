@@ -47,6 +47,17 @@ def _lines(gpu: DriverGpu) -> list[str]:
     return [own, *profiles]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RanTime:
+    """GPU time that a process has had until a moment of the steady clock."""
+
+    ran_us: int
+    at_us: int
+
+    def percent_since(self, earlier: "RanTime") -> float:
+        return 100 * (self.ran_us - earlier.ran_us) / (self.at_us - earlier.at_us)
+
+
 class GpuLoad:
     """A program that uses a GPU as its commands say."""
 
@@ -172,6 +183,17 @@ class GpuDriver:
     def pids(self) -> list[int]:
         """Return the PIDs on the node of all processes on GPUs."""
         return [int(line.split()[1]) for line in self._show() if line.startswith("process ")]
+
+    def ran(self, gpu: DriverGpu) -> dict[int, RanTime]:
+        """Return what each process has had of a GPU so far, by PID on the node."""
+        rows = [
+            line.replace(",", "").split() for line in self._show() if line.startswith("process ")
+        ]
+        return {
+            int(row[1]): RanTime(ran_us=int(row[row.index("ran") + 1]), at_us=int(row[-1]))
+            for row in rows
+            if gpu.uuid in row
+        }
 
     def report_xid(self, gpu: DriverGpu, number: int) -> None:
         """Report an XID event."""
