@@ -1,6 +1,7 @@
 """The checks and figures of the code, and how many repetitions of tests a run may have."""
 
 import ast
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_the_size_of_a_file_is_that_of_what_is_read() -> None:
 
 
 def test_rooms_are_the_folders_below_those_of_the_repository() -> None:
-    path = next(conftest.ROOT.glob("services/binder/bind/pod_binder.py")).relative_to(conftest.ROOT)
+    path = Path("services/binder/bind/pod_binder.py")
 
     of = sizes([path, path])
 
