@@ -114,6 +114,8 @@ class Listener:
         self._of_address: collections.Counter[str] = collections.Counter()
         self._waiting: list[tuple[socket.socket, str, web.Server]] = []
         """Accepted connections, with their addresses, for which there is no room yet."""
+        self._waits = asyncio.Event()
+        """Set while connections wait: a listener without any leaves the processor alone."""
 
     @web.middleware
     async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -185,6 +187,7 @@ class Listener:
                 self._open(accepted, address, server)
             elif sum(address == other for _, other, _ in self._waiting) < MOST_WAITING // 2:
                 self._waiting.append((accepted, address, server))
+                self._waits.set()
             else:
                 CLOSED.labels("refused").inc()
                 accepted.close()
@@ -195,6 +198,9 @@ class Listener:
     async def open_waiting(self) -> None:
         """Open connections that have waited as soon as there is room, until cancelled."""
         while True:
+            if not self._waiting:
+                self._waits.clear()
+                await self._waits.wait()
             await asyncio.sleep(PAUSE_S)
             full: set[str] = set()
             waiting, self._waiting = self._waiting, []

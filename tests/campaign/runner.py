@@ -21,7 +21,7 @@ from tests.campaign.workload import RESIZED_ANNOTATION, PodPlan, manifest
 from tests.proof.history import Finding
 from tests.proof.judge import Judge
 from tests.proof.observations import Resources, Sample
-from tests.support.stack import LEASEHOLD, run
+from tests.support.stack import command
 
 SAMPLE_S = 0.25
 SETTLE_LIMIT_S = 45.0
@@ -178,7 +178,7 @@ class CampaignRunner:
         patch = {"metadata": {"annotations": annotations}}
         await self.cluster.kube.patch_merge(f"{PODS}/{pod.name}", patch)
         flags = ("--memory", f"{pod.want.mib}Mi", "-c", "main", "--state", str(self.cluster.root))
-        await run(*LEASEHOLD, "resize", pod.name, *flags)
+        await command("resize", pod.name, *flags)
 
     async def _delete_all_pods(self) -> None:
         sample = await self._next_sample()
@@ -236,9 +236,8 @@ class CampaignRunner:
             self.cluster.send_signal(part, signal.SIGKILL)
 
     async def _audit(self) -> None:
-        done = await run(
-            *LEASEHOLD, "audit", "--json", "--state", str(self.cluster.root), limit_s=120.0
-        )
+        state = ("--state", str(self.cluster.root))
+        done = await command("audit", "--json", *state, limit_s=120.0)
         await self._next_sample()
         with contextlib.suppress(ValueError):
             self.judge.judge_audit(json.loads(done.out), time.time())

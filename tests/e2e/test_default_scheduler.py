@@ -9,11 +9,11 @@ import redis.asyncio
 
 from tests.support.dialects.checklist import until_quota
 from tests.support.stack import (
-    LEASEHOLD,
     NEEDS_KUBECTL,
+    START_S,
     Stack,
+    command,
     gpu_pod,
-    run,
     running,
     stack,
     succeeded,
@@ -164,7 +164,7 @@ async def restart(cluster: Stack, dra: str) -> None:
     flags = ("--headless", "--nodes", "1", "--gpus", "1xT4", "--placers", "1")
     state = ("--state", str(cluster.root))
     assert succeeded(await cluster.leasehold("down"))
-    up = await run(*LEASEHOLD, "up", *flags, *state, env={"LEASEHOLD_DRA": dra})
+    up = await command("up", *flags, *state, env={"LEASEHOLD_DRA": dra}, limit_s=START_S)
     assert succeeded(up), up.err
 
 

@@ -7,6 +7,7 @@ and `kubectl explain` shows its schemas.
 
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 
 from simcluster.apimachinery.objects import Json, JsonValue, encode
 from simcluster.apimachinery.resources import Kinds, Resource
@@ -58,12 +59,12 @@ def document_v3(kinds: Kinds, path: str) -> Json:
     """Return the document of one group and version, `api/v1` or `apis/{group}/{version}`."""
     chosen = _kinds_at(kinds, path)
     schemas = {_schema_name(kind): _schema(kind) for kind in chosen}
-    waiting = [*schemas.values(), {"$ref": f"{REFERENCE}{OBJECT_META}"}]
-    while waiting:
-        for name in _references(waiting.pop()):
-            if name not in schemas:
-                schemas[name] = published()[name]
-                waiting.append(schemas[name])
+    names = [OBJECT_META, *(name for schema in schemas.values() for name in _references(schema))]
+    while names:
+        name = names.pop()
+        if name not in schemas:
+            schemas[name] = published()[name]
+            names += _references_of_published(name)
     return {
         "openapi": "3.0.0",
         "info": {"title": _TITLE, "version": VERSION},
@@ -87,6 +88,11 @@ def _references(schema: JsonValue) -> Iterator[str]:
             yield schema["$ref"].removeprefix(REFERENCE)
         for below in schema.values():
             yield from _references(below)
+
+
+@cache
+def _references_of_published(name: str) -> frozenset[str]:
+    return frozenset(_references(published()[name]))
 
 
 def _type(kind: Resource) -> Json:

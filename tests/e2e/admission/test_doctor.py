@@ -15,7 +15,7 @@ from services.node_agent.diagnosis.node_probes import NodeProbes
 from shared.model.findings import Finding
 from shared.runtime.settings import from_arguments
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
-from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, succeeded, vgpu
+from tests.support.stack import Done, Stack, command, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
 
 SIMULATED = {"library", "library-loads", "processes"}
@@ -234,7 +234,7 @@ async def test_without_a_stack_every_check_of_doctor_reports_what_is_missing(
 ) -> None:
     env = {"KUBECONFIG": str(tmp_path / "none"), "LEASEHOLD_NATS_URL": "nats://127.0.0.1:9"}
     place = ("--kubelet-dir", str(tmp_path), "--agent-dir", str(tmp_path / "agent"))
-    done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-source", "/no", env=env)
+    done = await command("doctor", "--json", *place, "--library-source", "/no", env=env)
 
     assert (done.code, done.err) == (1, "")
     by_check = findings(done)

@@ -10,14 +10,13 @@ import pytest
 from shared.kubelet_api.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.model.devices.device import MIB
 from simcluster.gpu_driver.build import compiler
+from tests.support.effort import tries
 from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
 CONTEXT_MIB = 256
 """What a program takes of a simulated GPU beside its allocations."""
-
-
-ROUNDS = 10
+ROUNDS = tries(10)
 """How often thirty pods are admitted at once on one node."""
 
 

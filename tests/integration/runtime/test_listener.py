@@ -224,6 +224,23 @@ async def test_a_client_that_does_not_take_its_response_is_closed(
         await until(lambda: closed.get() > before)
 
 
+async def test_a_port_at_which_no_connection_waits_leaves_the_processor_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        pauses_s.append(delay_s)
+        await sleep(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    async with served(monkeypatch) as port:
+        assert await port.is_served()
+
+    assert listener.PAUSE_S not in pauses_s
+
+
 async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(monkeypatch) as port:
         idle = [await port.connect() for _ in range(2 * BOUNDED.connections)]
