@@ -135,7 +135,8 @@ class NodeDriver(Struct, frozen=True, gc=False):
 
 
 class CsiNodeSpec(Struct, frozen=True, gc=False):
-    drivers: tuple[NodeDriver, ...] = ()
+    drivers: tuple[NodeDriver, ...] | None = ()
+    """None from a kubelet without a driver."""
 
 
 class ApiCsiNode(Struct, frozen=True, gc=False):

@@ -253,7 +253,7 @@ def parse_limits(node: ApiCsiNode) -> NodeLimits:
     return NodeLimits(
         {
             driver.name: max(driver.allocatable.count, 0)
-            for driver in node.spec.drivers
+            for driver in node.spec.drivers or ()
             if driver.allocatable is not None and driver.allocatable.count is not None
         }
     )

@@ -385,7 +385,8 @@ class ContainerLimits:
     async def read_back(self, entry: CheckpointEntry) -> DriverReadBack | None:
         """Return a container's limits and how they differ, or None if its pod has no cgroup.
 
-        Containers that are not seen are left out.
+        Containers that are not seen are left out, and the limit of a pod that was not set yet: the
+        kubelet makes its cgroup some time before it starts its first container.
         """
         entries = [*self.checkpoint.entries, entry]  # it may have been forgotten meanwhile
         limits: list[HeldLimit] = []
@@ -403,6 +404,8 @@ class ContainerLimits:
                         continue
                     except LeaseholdError as error:  # the partitioner may be restarting
                         logger.warning("the limit on %s is not read: %s", target, error)
+                        continue
+                    if limit.is_none and not self._may_run(entry, ids):
                         continue
                     limits.append(HeldLimit(device=share.device, memory_bytes=limit.hard_bytes))
                     if not _equals(limit, wanted):
@@ -458,6 +461,10 @@ class ContainerLimits:
             return await self._find_ids(entry, pod)
         except UnavailableError:  # the reason is logged
             return frozenset()
+
+    def _may_run(self, entry: CheckpointEntry, ids: Set[str]) -> bool:
+        """Whether an entry's container may have started: it has, or that cannot be seen."""
+        return bool(ids) or entry.lease.claim is not None or bool(self._unlisted_reason)
 
     async def _find_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
         """Return the IDs of the containers of a pod that have an entry's shares.

@@ -485,6 +485,23 @@ async def test_limits_of_a_container_that_is_forgotten_meanwhile_are_read_back(
     assert [limit.memory_bytes for limit in read.limits] == [4000 * MIB]
 
 
+async def test_a_pod_whose_containers_have_not_started_yet_lacks_no_limit(
+    containers: Containers,
+) -> None:
+    """The kubelet makes its cgroup first, and may pull an image before it starts a container."""
+    limits = containers.limits()
+    (entry,) = await containers.give(driver_lease(driver_share(2000)))
+    containers.node.tree.make_pod(POD)
+    containers.show(POD, {})
+    assert await audit(limits) == []
+
+    await limits.limit_pods(entry)
+    await limits.start_container(call_of(entry, containers.create()))
+    containers.node.driver.forget_limits()
+
+    assert await reasons(limits) == ["GpuLimitMissing", "GpuLimitMissing"]
+
+
 async def test_containers_that_are_not_seen_are_neither_resized_nor_taken_for_compared(
     containers: Containers, caplog: pytest.LogCaptureFixture
 ) -> None:
