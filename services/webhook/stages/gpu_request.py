@@ -20,6 +20,7 @@ from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.isolation_words import parse_isolation
+from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import CHOSEN
 from shared.dialects.vocabulary import MisplacedKey, find_misplaced, find_unread
@@ -217,6 +218,8 @@ def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> 
 def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[Hint]:
     yield from misplaced
     yield from find_unread(pod, dialect)
+    if dialect:
+        yield from find_sharing_selectors(pod.spec.node_selector)
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:
