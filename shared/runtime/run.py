@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
@@ -58,6 +59,7 @@ async def sending_heartbeats(
             unready_reasons=tuple(cut(f"{name}: {text}") for name, text in unready(probes).items()),
             version=own_version,
             settings=settings,
+            sent_at=time.time(),
         )
         try:
             await publish([event])
