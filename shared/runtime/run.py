@@ -13,7 +13,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from shared.model.bounds import cut
+from shared.model.bounds import LATEST_S, cut
 from shared.model.clock import end, in_background, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
@@ -59,7 +59,7 @@ async def sending_heartbeats(
             unready_reasons=tuple(cut(f"{name}: {text}") for name, text in unready(probes).items()),
             version=own_version,
             settings=settings,
-            sent_at=time.time(),
+            sent_at=min(max(time.time(), 0.0), LATEST_S),
         )
         try:
             await publish([event])

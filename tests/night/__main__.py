@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and return the exit code."""
     options = parser().parse_args(arguments)
-    chosen = [fault for fault in FAULTS if not options.fault or fault.name in options.fault]
+    by_name = {fault.name: fault for fault in FAULTS}
+    chosen = [by_name[name] for name in options.fault or by_name]
     if options.list:
         print("\n".join(f"{fault.name:<22}{fault.text}" for fault in chosen))
         return 0

@@ -43,6 +43,9 @@ class Fault:
     pod_after_s: float = 0.0
     """When the second pod is created: an agent looks at its GPUs and its disk every few seconds."""
 
+    made_by: tuple[str, ...] = ()
+    """Words of lines that say how it is made here."""
+
     @property
     def check(self) -> str:
         """The check of the doctor that reports it, or empty."""
@@ -301,6 +304,7 @@ FAULTS: tuple[Fault, ...] = (
             ALERT: MISSING,
         },
         silent={WAITING: "no pod with GPUs can be created: failed calling webhook"},
+        made_by=("Clocks differ: webhook", "clocks: clocks differ", "LeaseholdClocksDiffer"),
         runbook="a-service-is-not-ready",
     ),
     _slow("api-slow", "simcluster", 4.0, 0.4, "The API server", check="api-clock",

@@ -2,19 +2,24 @@
 
 import asyncio
 import contextlib
+import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shared.model.errors import LeaseholdError
 from tests.night.faults import LIMIT_S, Fault
 from tests.night.places import Place, Reader
-from tests.night.report import NightResult
+from tests.night.report import NightResult, table
 from tests.night.stack import RUNS, WAITS, Night, night_stack
 
 RECOVER_S = 120.0
 READ_PAUSE_S = 0.5
 CREATE_S = 25.0
+RUNNING = "Running"
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 ONE_LINE = (Place.DOCTOR, Place.BANNER, Place.ALERT)
 """Places in which a fault has one line."""
 
@@ -34,7 +39,7 @@ class NightRunner:
         night = self.night
         night.gpu = fault.gpu
         await night.create_pod(RUNS)
-        await night.up.until(RUNS, lambda pod: pod["status"].get("phase") == "Running")
+        await night.up.until(RUNS, is_running, limit_s=self.recover_s)
         before = await self._calm()
         await self.reader.begin()
         began_at = time.monotonic()
@@ -43,12 +48,16 @@ class NightRunner:
         try:
             words = await self._read_all(fault, result, began_at)
             await creating
-            self._judge(fault, before, words, result)
+            new = {
+                place: new_lines(words.get(place, ()), before.get(place, ()), fault.made_by)
+                for place in Place
+            }
+            self._judge(fault, words, new, result)
         finally:
             creating.cancel()
             ended_at = time.monotonic()
             await fault.end(night)
-        await self._recover(before, result, ended_at)
+        await self._recover(new, result, ended_at)
         await night.up.clear()
         return result
 
@@ -61,7 +70,7 @@ class NightRunner:
 
     async def _calm(self) -> dict[Place, tuple[str, ...]]:
         """Return what the places say before a fault, once they say nothing of the last one."""
-        deadline = time.monotonic() + self.recover_s
+        deadline = time.monotonic() + self.limit_s
         while True:
             before = {
                 place: await self.reader.read(place) for place in (Place.DOCTOR, Place.BANNER)
@@ -104,8 +113,8 @@ class NightRunner:
     def _judge(
         self,
         fault: Fault,
-        before: Mapping[Place, tuple[str, ...]],
         words: Mapping[Place, tuple[str, ...]],
+        new: Mapping[Place, Sequence[str]],
         result: NightResult,
     ) -> None:
         for place, wanted in fault.says.items():
@@ -113,26 +122,47 @@ class NightRunner:
                 shown = " | ".join(words.get(place, ()))
                 result.misses.append(f"{place}: no {wanted!r} within {self.limit_s:g} s: {shown}")
         for place in ONE_LINE:
-            new = [line for line in words.get(place, ()) if line not in before.get(place, ())]
-            if len(new) > 1:
-                result.misses.append(f"{place}: {len(new)} lines: {' | '.join(new)}")
+            if len(new[place]) > 1:
+                lines = " | ".join(new[place])
+                result.misses.append(f"{place}: {len(new[place])} lines: {lines}")
 
     async def _recover(
-        self, before: Mapping[Place, tuple[str, ...]], result: NightResult, ended_at: float
+        self, new: Mapping[Place, Sequence[str]], result: NightResult, ended_at: float
     ) -> None:
-        """Wait until the remedy has worked: a pod runs there, and no place has words any more."""
-        left: dict[str, object] = {}
+        """Wait until the remedy has worked: a pod runs, and no words of the fault are left."""
+        left: list[str] = []
         while time.monotonic() - ended_at < self.recover_s:
             phase = await self.night.phase(WAITS)
             if not phase:
                 await self._create()
-            left = {"phase": phase}
-            left |= {place: await self.reader.read(place) for place in before}
-            if phase == "Running" and all(left[place] == before[place] for place in before):
+            left = [f"the pod is {phase}"] if phase != RUNNING else []
+            for place in (Place.DOCTOR, Place.BANNER):
+                earlier = {without_numbers(line) for line in new[place]}
+                lines = await self.reader.read(place) if earlier else ()
+                left += [line for line in lines if without_numbers(line) in earlier]
+            if not left:
                 result.recovered_s = time.monotonic() - ended_at
                 return
             await asyncio.sleep(READ_PAUSE_S)
-        result.misses.append(f"the remedy left, after {self.recover_s:g} s: {left}")
+        result.misses.append(f"the remedy left, after {self.recover_s:g} s: {' | '.join(left)}")
+
+
+def is_running(pod: Mapping[str, Any]) -> bool:
+    return bool(pod["status"].get("phase") == RUNNING)
+
+
+def without_numbers(line: str) -> str:
+    return NUMBER.sub("0", line)
+
+
+def new_lines(lines: Sequence[str], before: Sequence[str], made_by: Sequence[str]) -> list[str]:
+    """Return the lines that were not there before, with whatever numbers, nor say `made_by`."""
+    earlier = {without_numbers(line) for line in before}
+    return [
+        line
+        for line in lines
+        if without_numbers(line) not in earlier and not any(words in line for words in made_by)
+    ]
 
 
 async def run_night(
@@ -140,10 +170,14 @@ async def run_night(
 ) -> list[NightResult]:
     """Run faults on one stack, with a line of progress for each."""
     results: list[NightResult] = []
+    night_of_faults = asyncio.current_task()
+    assert night_of_faults is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, night_of_faults.cancel)
     async with night_stack() as night:
         runner = NightRunner(night, patience=patience, prints_words=prints_words)
         for number, fault in enumerate(faults, start=1):
             print(f"{number}/{len(faults)} {fault.name}: {fault.text}", file=sys.stderr, flush=True)
             results.append(await runner.run(fault))
-            print(f"    {len(results[-1].misses)} misses", file=sys.stderr, flush=True)
+            print(table(results[-1:]), file=sys.stderr, flush=True)
     return results
