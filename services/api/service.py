@@ -7,7 +7,8 @@ depends on receiving every event once and in order. A periodic resync finds the 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -15,17 +16,29 @@ from uuid import uuid4
 from msgspec import structs
 
 from services.api.projection.lease_views import finished_pod
-from services.api.projection.problems import AffectedObject, ComponentMonitor, DataAge, Problem
+from services.api.projection.problems import (
+    API_SERVER,
+    NATS_SERVER,
+    REDIS,
+    AffectedObject,
+    ComponentMonitor,
+    DataAge,
+    Problem,
+    clock_problems,
+    slow_servers,
+)
 from services.api.projection.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.projection.recent_events import PodEvent, pod_of
 from services.api.projection.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
-from services.api.reports.cluster_metrics import export_cluster, observe_bound
+from services.api.reports.cluster_metrics import export_cluster, export_servers, observe_bound
 from services.api.reports.history import RANGES, sample_of
 from services.api.reports.recent_history import RecentHistory
+from shared.ledger.connection_pool import LATEST_REPLIES, LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, wait_for_event
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import BudgetChanged, Heartbeat, LeaseChanged, PodBound
 from shared.model.events.request_reply import (
     DryRunRequest,
@@ -97,6 +110,8 @@ METRICS_S = 5.0
 """Interval of updated metrics: Prometheus seldom reads more often."""
 COMPONENTS_S = 1.0
 """Interval of checks of what is wrong."""
+VERSION_S = 5.0
+"""Interval of requests that measure how long the API server takes to reply."""
 DATA_S = 10.0
 """Interval of notices of how old the data is."""
 
@@ -126,10 +141,15 @@ class ApiService:
         *,
         read_usage: ReadUsage,
         preemptions: Preemptions,
+        ledger_clock: LedgerClock,
+        read_version: Callable[[], Awaitable[object]] | None = None,
         timing: ApiTiming | None = None,
     ) -> None:
         self.ledger = ledger
         self.clock = clock
+        self.ledger_clock = ledger_clock
+        self.read_version = read_version
+        """Of the API server, where there is one."""
         self.read_usage = read_usage
         self.preemptions = preemptions
         self.timing = timing or ApiTiming()
@@ -138,6 +158,11 @@ class ApiService:
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[AffectedObject] = []
+        self.clocks: Mapping[str, tuple[str, float]] = {}
+        """By name, the service, and by how many seconds its clock is ahead of most."""
+        self.replies_s: Mapping[str, float] = {}
+        """By server, how long it takes to reply."""
+        self._replies_of_api_server: deque[float] = deque(maxlen=LATEST_REPLIES)
         self.data = DataAge()
         self.synced = False
         self._stale_nodes: set[NodeName] = set()
@@ -157,7 +182,11 @@ class ApiService:
     ) -> VisibleCluster:
         return VisibleCluster(
             projection=self.projection,
-            components=self.missing,
+            components=[
+                *self.missing,
+                *slow_servers(self.replies_s),
+                *clock_problems(self.clocks),
+            ],
             data=self.data,
             visible=visible,
             now=self.clock.now(),
@@ -252,7 +281,14 @@ class ApiService:
     @loops(every_s=COMPONENTS_S)
     async def watch_problems(self) -> None:
         nodes = {view.node for view in self.projection.devices.values()}
-        self.missing = self.components.missing(nodes, self.clock.now())
+        now = self.clock.now()
+        self.missing = self.components.missing(nodes, now)
+        self.clocks = self.components.clocks(self._clock_of_redis(now), now)
+        self.replies_s = {
+            REDIS: self.ledger_clock.slowest_reply_s,
+            NATS_SERVER: self.components.lateness_s(),
+            API_SERVER: max(self._replies_of_api_server, default=0.0),
+        }
         cluster = self.cluster(all_namespaces)
         affected = {(item.name, item.cause) for item in cluster.affected_objects()}
         self.feed.publish(self.projection.add_problems(affected, self.clock.now()))
@@ -260,6 +296,21 @@ class ApiService:
         if problems != self._problems:
             self._problems = problems
             self.feed.publish({PROBLEMS})
+
+    def _clock_of_redis(self, now: float) -> dict[str, float]:
+        try:
+            return {REDIS: self.ledger_clock.now() - now}
+        except UnavailableError:
+            return {}
+
+    @loops(every_s=VERSION_S)
+    async def measure_api_server(self) -> None:
+        if self.read_version is None:
+            return
+        began_s = self.clock.ticks()
+        with suppress(LeaseholdError):
+            await self.read_version()
+        self._replies_of_api_server.append(self.clock.ticks() - began_s)
 
     @loops(every_s=DATA_S)
     async def publish_data_age(self) -> None:
@@ -269,6 +320,7 @@ class ApiService:
     @loops(every_s=METRICS_S, waits_first=True)
     async def export_metrics(self) -> None:
         export_cluster(self.projection, self.missing, self.clock.now())
+        export_servers(self.clocks, self.replies_s)
 
     @loops(every_s=lambda service: service.timing.usage_s)
     async def update_usage(self) -> None:

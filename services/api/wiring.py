@@ -28,6 +28,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
+from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock, in_background
@@ -54,14 +55,21 @@ async def serve_api(settings: ApiSettings) -> None:
         kube = await _api_server(settings, stack)
         authenticator = _authenticator(settings, kube)
         bus = await stack.enter_async_context(open_bus(settings, "api"))
+        ledger_clock = LedgerClock()
         ledger = await stack.enter_async_context(
-            RedisLeases.connect(settings.redis_url, credentials=settings.redis_client_credentials)
+            RedisLeases.connect(
+                settings.redis_url,
+                credentials=settings.redis_client_credentials,
+                clock=ledger_clock,
+            )
         )
         service = ApiService(
             ledger,
             SystemClock(),
             read_usage=partial(request_usage, bus),
             preemptions=ledger.part(Preemptions),
+            ledger_clock=ledger_clock,
+            read_version=kube.date if kube else None,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
         api = _read_api(settings, service, ledger.part(Budgets), bus)

@@ -460,7 +460,7 @@ class Resize(ClusterArguments):
             raise RequestError("set --memory 6Gi, --cores 30, or both")
 
 
-FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy", "stuck")
+FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy", "stuck", "hot")
 
 
 @command("sim", "admin.simulation:sim", "break node-0/1 --xid 79", "heal node-0/1")
@@ -472,6 +472,7 @@ class Sim(StateArguments):
     hang        the driver does not respond
     mode-flip   its MIG mode is changed manually
     busy        processes use all its MIG instances
+    hot         its temperature slows it down
     stuck       its processes outlive their pods, in uninterruptible sleep, until it is healed
     """
 

@@ -8,6 +8,7 @@ the Sentinels' name of the primary (`sentinel monitor NAME ...`).
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ READ_EVERY_S = 10.0
 """The interval at which the server's time is read; between, the host counts monotonic seconds."""
 
 
+LATEST_REPLIES = 3
+
+
 class LedgerClock(SystemClock):
     """The server's clock, by which everything in the ledger is stored and compared."""
 
@@ -37,6 +41,12 @@ class LedgerClock(SystemClock):
         self._ahead_s: float | None = None
         """The server's Unix time less our monotonic seconds."""
         self._read_at = -READ_EVERY_S
+        self._replies_s: deque[float] = deque(maxlen=LATEST_REPLIES)
+
+    @property
+    def slowest_reply_s(self) -> float:
+        """The longest of the latest times that the server took to reply to a query of its time."""
+        return max(self._replies_s, default=0.0)
 
     @property
     def is_due(self) -> bool:
@@ -45,6 +55,7 @@ class LedgerClock(SystemClock):
     def set(self, server_s: float, began_s: float) -> None:
         """Set the clock by the server's time, requested at our monotonic second `began_s`."""
         self._read_at = time.monotonic()
+        self._replies_s.append(self._read_at - began_s)
         self._ahead_s = server_s - (began_s + self._read_at) / 2
 
     def now(self) -> float:

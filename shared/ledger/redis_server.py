@@ -50,6 +50,11 @@ class RedisFacts:
     """
     ahead_s: float = 0.0
     """How far its clock is ahead of ours."""
+    reply_s: float = 0.0
+    """How long it took to connect, or to reply to a command without work, if that was longer."""
+    used_mib: int = 0
+    most_mib: int = 0
+    """`maxmemory`; 0: there is no limit."""
 
 
 async def redis_facts(
@@ -60,13 +65,16 @@ async def redis_facts(
 ) -> RedisFacts:
     """Query a server once. Raises UnavailableError if it does not respond."""
     async with _connected(url, credentials, timeout_s) as client:
+        began_s = time.monotonic()
         await client.ping()
+        connected_s = time.monotonic() - began_s
         before = time.time()
         seconds, micros = await client.time()
         after = time.time()
         replication: dict[str, Any] = await client.info("replication")
         persistence: dict[str, Any] = await client.info("persistence")
         server: dict[str, Any] = await client.info("server")
+        memory: dict[str, Any] = await client.info("memory")
         valkey = str(server.get("valkey_version", ""))
         return RedisFacts(
             program="Valkey" if valkey else "Redis",
@@ -78,6 +86,9 @@ async def redis_facts(
             last_write_succeeded=persistence.get("aof_last_write_status", "ok") == "ok",
             replay_refusal=await _replay_refusal(client, valkey),
             ahead_s=clock_ahead_s(seconds + micros / 1e6, before, after),
+            reply_s=max(connected_s, after - before),
+            used_mib=int(memory.get("used_memory", 0)) >> 20,
+            most_mib=int(memory.get("maxmemory", 0)) >> 20,
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any
@@ -40,15 +41,16 @@ async def certificate_expirations(url: str, credentials: ClientCredentials) -> s
     return {datetime.fromisoformat(at) if at else None for at in expirations}
 
 
-async def max_payload(url: str, credentials: ClientCredentials) -> int:
-    """Connect and return how many bytes a message may have.
+async def connection_facts(url: str, credentials: ClientCredentials) -> tuple[int, float]:
+    """Connect; return how many bytes a message may have, and the seconds that it took.
 
     Raises UnavailableError with the reason if that fails.
     """
+    began_s = time.monotonic()
     async with _connected(
         url, credentials, "leasehold doctor", patience_s=DIAGNOSIS_TIMEOUT_S
     ) as client:
-        return int(client.max_payload)
+        return int(client.max_payload), time.monotonic() - began_s
 
 
 @contextlib.asynccontextmanager

@@ -6,13 +6,14 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from shared.model.bounds import cut
+from shared.model.bounds import LATEST_S, cut
 from shared.model.clock import end, in_background, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
@@ -58,6 +59,7 @@ async def sending_heartbeats(
             unready_reasons=tuple(cut(f"{name}: {text}") for name, text in unready(probes).items()),
             version=own_version,
             settings=settings,
+            sent_at=min(max(time.time(), 0.0), LATEST_S),
         )
         try:
             await publish([event])

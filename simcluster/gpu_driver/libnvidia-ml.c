@@ -187,11 +187,12 @@ API result nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* gpu, me
 }
 
 /* Sensors follow how busy the GPU is: at 100 %, its clocks are held down by the power limit. */
-enum { IDLE_WATTS = 55, LIMIT_WATTS = 400, IDLE_CELSIUS = 31, HOT_CELSIUS = 74, IDLE_MHZ = 210, SM_MHZ = 1410, MEMORY_MHZ = 1593 };
+enum { IDLE_WATTS = 55, LIMIT_WATTS = 400, IDLE_CELSIUS = 31, BUSY_CELSIUS = 74, SLOWED_CELSIUS = 93, IDLE_MHZ = 210, SM_MHZ = 1410, MEMORY_MHZ = 1593 };
 API result nvmlDeviceGetTemperature(device d, int sensor, unsigned *celsius) {
     CHECK(d);
     if (sensor != 0) return NVML_INVALID_ARGUMENT;
-    *celsius = IDLE_CELSIUS + (unsigned)(d->gpu % 4) + busy_of(d) * (HOT_CELSIUS - IDLE_CELSIUS) / 100;
+    *celsius = IDLE_CELSIUS + (unsigned)(d->gpu % 4) + busy_of(d) * (BUSY_CELSIUS - IDLE_CELSIUS) / 100;
+    if (has_fault(d->gpu, HOT)) *celsius = SLOWED_CELSIUS;
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetPowerUsage(device d, unsigned *milliwatts) {
@@ -212,6 +213,7 @@ API result nvmlDeviceGetClockInfo(device d, int type, unsigned *mhz) { /* graphi
 API result nvmlDeviceGetCurrentClocksThrottleReasons(device d, unsigned long long *reasons) {
     CHECK(d);
     *reasons = busy_of(d) == 100 ? 0x4 : busy_of(d) == 0 ? 0x1 : 0;
+    if (has_fault(d->gpu, HOT)) *reasons = 0x20;
     return NVML_SUCCESS;
 }
 

@@ -263,6 +263,7 @@ const char *const fault_names[FAULTS] = {
     [CREATE_HANGS] = "create-hangs",
     [COMPUTE_FAILS] = "compute-fails",
     [ALL_BUSY] = "busy",
+    [HOT] = "hot",
 };
 int has_fault(int gpu, enum fault fault) { return atomic_load(&state->gpus[gpu].faults[fault]); }
 void wait_while_hung(int gpu) {

@@ -54,6 +54,7 @@ enum fault {
     CREATE_HANGS,
     COMPUTE_FAILS,
     ALL_BUSY, /* processes use all MIG instances */
+    HOT,      /* its clocks are low because of its temperature */
     FAULTS
 };
 /* How the driver limits the memory of cgroups. */

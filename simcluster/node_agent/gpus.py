@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
-from shared.model.devices.device import UNNAMED, Hardware, UnreadDevice
+from shared.model.devices.device import TEMPERATURE, UNNAMED, Hardware, UnreadDevice
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import MIB
 from shared.model.names import DeviceUuid, NodeName
@@ -37,6 +37,7 @@ COMPUTE_FAILS = "compute-fails"
 CREATE_NOTHING = "create-nothing"
 CREATE_HANGS = "create-hangs"
 BUSY = "busy"
+HOT = "hot"
 DRIVER_FAULTS = (
     UNHEALTHY,
     HANG,
@@ -46,12 +47,14 @@ DRIVER_FAULTS = (
     CREATE_NOTHING,
     CREATE_HANGS,
     BUSY,
+    HOT,
 )
 """Faults that the driver in C knows by name, in this order: a GPU is unhealthy; NVML hangs; does
 not list it; creating an instance fails; creating a compute instance fails; no instance is created
-although NVML reports success; creating an instance hangs; processes use all instances. Besides
-these: `mode-flip`, its MIG mode inverted; `xid-79`, such an event at each probe; `memory-8192`, its
-memory in MiB from now on; and a UUID, which it reports instead of its own."""
+although NVML reports success; creating an instance hangs; processes use all instances; its
+temperature slows it down. Besides these: `mode-flip`, its MIG mode inverted; `xid-79`, such an
+event at each probe; `memory-8192`, its memory in MiB from now on; and a UUID, which it reports
+instead of its own."""
 HANG_LIMIT_S = 1.0
 """Time limit of a probe while a simulated GPU is to hang."""
 LIMIT_S = 20.0
@@ -290,11 +293,13 @@ class SimulatedGpus:
 class NoUsage:
     """Usage of simulated GPUs: no process ever runs on them."""
 
-    def __init__(self, discover: Callable[[], Awaitable[tuple[Gpu, ...]]]) -> None:
-        self.discover = discover
+    def __init__(self, gpus: SimulatedGpus) -> None:
+        self.gpus = gpus
 
     async def sample(self) -> tuple[DeviceSample, ...]:
         """Return the devices, idle."""
+        devices = await self.gpus.discover()
+        hot = {index for index, fault in enumerate(self.gpus.faults.latest) if fault == HOT}
         return tuple(
             DeviceSample(
                 device=gpu.uuid,
@@ -306,7 +311,8 @@ class NoUsage:
                 hardware=Hardware(
                     device=gpu.uuid,
                     at=time.time(),
-                    temperature_c=31,
+                    temperature_c=93 if gpu.index in hot else 31,
+                    throttle=(TEMPERATURE,) if gpu.index in hot else (),
                     power_w=55,
                     power_limit_w=400,
                     sm_clock_mhz=210,
@@ -314,5 +320,5 @@ class NoUsage:
                     busy_percent=0,
                 ),
             )
-            for gpu in await self.discover()
+            for gpu in devices
         )

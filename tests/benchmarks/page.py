@@ -21,6 +21,7 @@ from services.api.http.http_server import HttpServer
 from services.api.http.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator
+from shared.ledger.connection_pool import LedgerClock
 from shared.model.clock import SystemClock
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import NodeTotals, counted_use
@@ -84,7 +85,8 @@ async def measure(devices: int = 5000, changes: int = 500) -> None:
     """Print what the page saw."""
     nodes = -(-devices // PER_NODE)
     usage = NodesUsage()
-    board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
+    clock = SystemClock()
+    board = ApiService(None, clock, read_usage=usage, preemptions=None, ledger_clock=LedgerClock())  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True
     api = ReadApi(board, None, None)  # type: ignore[arg-type]

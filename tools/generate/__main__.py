@@ -31,6 +31,7 @@ def generated() -> dict[Path, str]:
         manifests.KUBE_SCHEDULER: kube_scheduler.manifest(),
         manifests.BASE / "network-policies.yaml": network_policies.manifest(),
         pages.ARCHITECTURE: pages.architecture(),
+        pages.TROUBLESHOOTING: pages.troubleshooting(),
         compatibility.CHECKLISTS: compatibility.checklists(),
         limits.PAGE: limits.generated(),
         lua_constants.MODULE: lua_constants.generated(),

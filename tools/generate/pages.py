@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from services.node_agent.gpus.device_faults import XID_GUIDES
 from shared.model.leases.lease import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,23 @@ def lease_life() -> str:
     """Return the life cycle of a lease as a Mermaid state diagram."""
     lines = [f"  {state} --> {to}" for state, after in TRANSITIONS.items() for to in sorted(after)]
     return "\n".join(["```mermaid", "stateDiagram-v2", "  [*] --> reserved", *lines, "```"])
+
+
+TROUBLESHOOTING = DOCS / "troubleshooting.md"
+
+
+def xids() -> str:
+    """Return a table of Xids, with what to do."""
+    rows = [
+        f"| {number} | {guide.meaning} | {guide.remedy} |"
+        for number, guide in sorted(XID_GUIDES.items())
+    ]
+    return "\n".join(["\n| Xid | meaning | what to do |", "|---|---|---|", *rows, ""])
+
+
+def troubleshooting() -> str:
+    """Return the page with the table of Xids."""
+    return filled(TROUBLESHOOTING, {"xids": xids()})
 
 
 def architecture() -> str:

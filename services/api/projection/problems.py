@@ -5,8 +5,9 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from services.api.projection.projection import Projection
 from shared.model.devices.device import END_LEFTOVERS, visible_fault
@@ -60,19 +61,60 @@ MOST_NAMED = 20
 NAMED = 3
 SEVERITIES = ("error", "warning", "info")
 LATE = "No heartbeats"
+NATS_DELIVERS_NOTHING = "NATS delivers no heartbeats, not even those of the API"
+NATS = (
+    f"restart NATS if it does not reply: kubectl -n {SYSTEM_NAMESPACE} get pods | grep nats; "
+    "leasehold doctor; running pods are not affected"
+)
 PODS = "check NATS and the pods: kubectl -n {} get pods -o wide"
 REDIS = "check that Redis and NATS run: leasehold doctor"
 AGENTS = f"check that the agents run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
 OLD = "Leases cannot be read from Redis"
 SICK = "pods on it stay; it gets no new ones until it is healthy again; see leasehold doctor"
 STATE_AND_CODE = re.compile(r"^(\w+: )+")
+SLOW_S = 1.5
+"""A server that takes longer to reply is overloaded."""
+REDIS, NATS_SERVER, API_SERVER = "redis", "nats", "api-server"
+SERVERS = {
+    REDIS: (
+        "Redis",
+        "pods are placed late",
+        "redis-cli --latency; redis-cli slowlog get; give its machine CPU and a faster disk",
+    ),
+    NATS_SERVER: (
+        "NATS",
+        "leases and events arrive late",
+        "see nats-server's log, and give it CPU; if all services of a machine are slow, that one",
+    ),
+    API_SERVER: (
+        "The API server",
+        "pods are seen, placed and bound late",
+        "kubectl get --raw /readyz?verbose; see the latency of etcd",
+    ),
+}
+CLOCK_S = 5.0
+"""A difference at which leases and reservations end too early or too late."""
+CLOCKS = "Clocks differ"
+SET_CLOCKS = (
+    "timedatectl; chronyc tracking, and chronyc makestep, on that machine: all need the same time "
+    "servers"
+)
+HOT = "Slowed down by temperature"
+COOL = (
+    "pods on it are slower; check fans, airflow and its power limit (nvidia-smi -q -d POWER); "
+    "leasehold cordon NODE/GPU keeps new pods away meanwhile"
+)
 CLOSED = "pods on it stay; leasehold uncordon opens it, or remove the annotation"
+NO_RESPONSE = "does not respond"
+"""In why a node is closed: its agent has not replied to the binder."""
 CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedObject:
     service: str = ""
+    node: str = ""
+    """Of an agent that is missing or not ready."""
     name: str
     since: float | None = None
     cause: str
@@ -86,6 +128,8 @@ class _Replica:
     heartbeat: Heartbeat
     received_at: float
     unready_since: float | None = None
+    ahead_s: tuple[float, ...] = ()
+    """How far the sender's clock was ahead of ours, less each message's way, of the latest."""
 
 
 class ComponentMonitor:
@@ -107,7 +151,10 @@ class ComponentMonitor:
         if not event.stopping:
             since = before.unready_since if before else None
             unready_since = (since or now) if event.unready_reasons else None
-            replicas[event.instance] = _Replica(event, now, unready_since)
+            ahead_s = before.ahead_s if before else ()
+            if event.sent_at:
+                ahead_s = (*ahead_s, event.sent_at - now)[-MISSED_HEARTBEATS:]
+            replicas[event.instance] = _Replica(event, now, unready_since, ahead_s)
         while len(replicas) > most_replicas(event.route):
             replicas.popitem(last=False)
         if not replicas:
@@ -134,6 +181,30 @@ class ComponentMonitor:
                 service = replica.heartbeat.service
                 versions.setdefault(service, set()).add(replica.heartbeat.version)
         return {service: tuple(sorted(versions[service])) for service in sorted(versions)}
+
+    def clocks(self, others: Mapping[str, float], now: float) -> dict[str, tuple[str, float]]:
+        """Return by how much each clock is ahead of most, in seconds, by the name that it has.
+
+        Beside its service; of components, and of `others`, such as Redis, whose clocks are ahead of
+        ours. A message that was late counts only if the latest ones all were.
+        """
+        clocks = {
+            _shown_name(replica.heartbeat): (replica.heartbeat.service, max(replica.ahead_s))
+            for replica in self._known()
+            if len(replica.ahead_s) == MISSED_HEARTBEATS and not _is_late(replica, now)
+        }
+        clocks |= {name: (name, ahead_s) for name, ahead_s in others.items()}
+        usual_s = median(ahead_s for _, ahead_s in clocks.values()) if clocks else 0.0
+        return {name: (service, ahead_s - usual_s) for name, (service, ahead_s) in clocks.items()}
+
+    def lateness_s(self) -> float:
+        """Return by how much the latest heartbeats of most replicas were late, in seconds."""
+        late_s = [
+            max(replica.ahead_s) - min(replica.ahead_s)
+            for replica in self._known()
+            if len(replica.ahead_s) == MISSED_HEARTBEATS
+        ]
+        return median(late_s) if late_s else 0.0
 
     def _known(self) -> Iterator[_Replica]:
         for replicas in self._replicas.values():
@@ -163,18 +234,25 @@ class ComponentMonitor:
                 yield _late(name, name, self.started_at)
 
     def _missing_replicas(self, now: float) -> Iterator[AffectedObject]:
+        all_late = all(_is_late(replica, now) for replica in self._known())
+        late = NATS_DELIVERS_NOTHING if all_late else LATE
         for replica in sorted(self._known(), key=_name_of):
             event = replica.heartbeat
-            name = f"{event.service} of {event.node}" if event.node else event.instance
+            name = _shown_name(event)
             if _is_late(replica, now):
-                yield _late(event.service, name, replica.received_at)
+                yield _late(event.service, name, replica.received_at, event.node, cause=late)
                 continue
             for reason in event.unready_reasons:
                 _, _, text = reason.partition(": ")
                 cause, _, hint = (text or reason).partition("; ")
                 since = replica.unready_since
                 yield AffectedObject(
-                    service=event.service, name=name, since=since, cause=cause, hint=hint
+                    service=event.service,
+                    node=event.node,
+                    name=name,
+                    since=since,
+                    cause=cause,
+                    hint=hint,
                 )
 
     def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[AffectedObject]:
@@ -182,7 +260,28 @@ class ComponentMonitor:
         with_agent = {event.node for event in events if event.service == AGENT}
         for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in with_agent:
-                yield _late(AGENT, f"{AGENT} of {name}", self.started_at)
+                yield _late(AGENT, f"{AGENT} of {name}", self.started_at, name)
+
+
+def _shown_name(event: Heartbeat) -> str:
+    return f"{event.service} of {event.node}" if event.node else event.instance
+
+
+def slow_servers(replies_s: Mapping[str, float]) -> Iterator[AffectedObject]:
+    """Yield the servers that take long to reply, by their names in `SERVERS`."""
+    for name, reply_s in replies_s.items():
+        if reply_s > SLOW_S:
+            server, effect, hint = SERVERS[name]
+            cause = f"{server} is slow"
+            yield AffectedObject(name=effect, cause=cause, hint=hint, severity="warning")
+
+
+def clock_problems(clocks: Mapping[str, tuple[str, float]]) -> Iterator[AffectedObject]:
+    """Yield the clocks that are further from most than leases and reservations bear."""
+    for name, (_, ahead_s) in sorted(clocks.items()):
+        if abs(ahead_s) > CLOCK_S:
+            text = f"{name} is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
+            yield AffectedObject(name=text, cause=CLOCKS, hint=SET_CLOCKS, severity="warning")
 
 
 def _name_of(replica: _Replica) -> tuple[str, str, str]:
@@ -190,9 +289,15 @@ def _name_of(replica: _Replica) -> tuple[str, str, str]:
     return event.service, event.instance, event.node
 
 
-def _late(service: str, name: str, since: float) -> AffectedObject:
+def _late(
+    service: str, name: str, since: float, node: str = "", *, cause: str = LATE
+) -> AffectedObject:
     hint = PODS.format(AGENTS_NAMESPACE if service == AGENT else SYSTEM_NAMESPACE)
-    return AffectedObject(service=service, name=name, since=since, cause=LATE, hint=hint)
+    if cause == NATS_DELIVERS_NOTHING:
+        hint = NATS
+    return AffectedObject(
+        service=service, node=node, name=name, since=since, cause=cause, hint=hint
+    )
 
 
 def _is_late(replica: _Replica, now: float) -> bool:
@@ -225,9 +330,10 @@ def affected_objects(
     if data.ledger_at and now - data.ledger_at > OLD_S:
         name = "everything shown is old"
         yield AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)
-    yield from components
+    missing = list(components)
+    yield from missing
     yield from _sick_or_closed(projection, visible)
-    yield from _cordoned(projection)
+    yield from _cordoned(projection, {affected.node for affected in missing})
 
 
 def _sick_or_closed(
@@ -237,22 +343,31 @@ def _sick_or_closed(
         where = f"GPU {view.index} of {view.node}"
         if not view.healthy:
             fault = STATE_AND_CODE.sub("", visible_fault(view.fault, visible))
-            cause = f"Unhealthy: {fault or 'the agent reports no reason'}"
-            yield AffectedObject(name=where, cause=cause, hint=SICK, severity="warning")
+            reason, _, remedy = fault.partition(": ")
+            cause = f"Unhealthy: {reason or 'the agent reports no reason'}"
+            hint = f"{remedy}; {SICK}" if remedy else SICK
+            yield AffectedObject(name=where, cause=cause, hint=hint, severity="warning")
         elif view.leftovers:
             cause = "Processes of earlier pods still hold memory"
             yield AffectedObject(name=where, cause=cause, hint=END_LEFTOVERS, severity="warning")
         elif view.excluded:
             cause = f"Closed to new pods: {view.excluded}"
             yield AffectedObject(name=where, cause=cause, hint=CLOSED, severity="info")
+        hardware = projection.hardware.get(view.uuid)
+        if view.healthy and hardware is not None and hardware.is_hot:
+            yield AffectedObject(name=where, cause=HOT, hint=COOL, severity="warning")
 
 
-def _cordoned(projection: Projection) -> Iterator[AffectedObject]:
+def _cordoned(
+    projection: Projection, with_silent_agents: Collection[str]
+) -> Iterator[AffectedObject]:
     for name in projection.unmeasured_nodes():
-        cause = "Agents report no usage"
-        yield AffectedObject(name=name, cause=cause, hint=AGENTS, severity="warning")
+        if name not in with_silent_agents:
+            cause = "Agents report no usage"
+            yield AffectedObject(name=name, cause=cause, hint=AGENTS, severity="warning")
     for node in projection.nodes.values():
-        if node.closed_by:
+        is_reported = node.node in with_silent_agents and NO_RESPONSE in node.closed_by
+        if node.closed_by and not is_reported:
             cause = node.closed_by
             yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity="info")
 

@@ -335,6 +335,7 @@ class VisibleCluster:
             cordoned=self.projection.nodes[lease.node].cordoned if lease else "",
             devices=tuple(self._devices_of(lease)) if lease else (),
             trace=trace,
+            problems=self.problems,
         )
 
     def _devices_of(self, lease: Lease) -> Iterator[DeviceView]:

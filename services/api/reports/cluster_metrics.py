@@ -60,6 +60,17 @@ IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
 )
+CLOCK = Gauge(
+    "leasehold_clock_difference_seconds",
+    "The largest difference of a service's clock, or of Redis', from most, ahead or behind.",
+    ["service"],
+)
+REPLY = Gauge(
+    "leasehold_server_reply_seconds",
+    "The longest of the latest times that redis or api-server took to reply, or that messages of "
+    "nats were late.",
+    ["service"],
+)
 USABLE = "usable"
 CORDONED = "cordoned"
 UNHEALTHY = "unhealthy"
@@ -97,6 +108,18 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     replicas = {(affected.service, affected.name) for affected in missing}
     for service, count in Counter(service for service, _ in replicas).items():
         MISSING.labels(service).set(count)
+
+
+def export_servers(clocks: Mapping[str, tuple[str, float]], replies_s: Mapping[str, float]) -> None:
+    """Set the gauges of clocks and of servers' replies; series of what is gone end."""
+    CLOCK.clear()
+    differences: dict[str, float] = {}
+    for service, ahead_s in clocks.values():
+        differences[service] = max(differences.get(service, 0.0), abs(ahead_s))
+    for service, difference_s in differences.items():
+        CLOCK.labels(service).set(difference_s)
+    for service, reply_s in replies_s.items():
+        REPLY.labels(service).set(reply_s)
 
 
 def observe_bound(bound: PodBound, times: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """The doctor's verdicts on the cluster's components."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
@@ -17,6 +17,7 @@ from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import AGENTS_NAMESPACE, REQUIRED_SERVICES, SYSTEM_NAMESPACE, NodeName
 from shared.model.requests.claim import DRIVER
+from shared.nats.wire import MAX_PAYLOAD
 from shared.runtime.settings import digest
 from shared.runtime.variables import PREFIX
 
@@ -136,6 +137,7 @@ def patched_version(program: str, version: str) -> str:
 ALL_PODS = "kubectl get pods -A -l app.kubernetes.io/part-of=leasehold"
 
 AGENT = "node-agent"
+_AGENT_OF = f"the {AGENT} of "
 CLOCK_WARN_S = 0.5
 """A difference between clocks that makes times in logs and traces misleading."""
 CLOCK_FAIL_S = 5.0
@@ -143,6 +145,9 @@ CLOCK_FAIL_S = 5.0
 WEEK_DAYS = 7.0
 
 
+SLOW_S = 1.5
+"""A server that takes longer for a command without work, or to connect, is overloaded."""
+SET_CLOCK = "timedatectl; chronyc tracking: all machines need the same time servers"
 NAMED_RECORDS = 5
 FUNCTIONS_SINCE = 7
 """The major version of Redis and Valkey that has libraries of functions."""
@@ -156,7 +161,7 @@ def redis(
     A single server is fine: the ledger is rebuilt if it is lost. With Sentinels a replica must be
     there for the failover.
     """
-    unsuited = _too_old(facts) or _unsafe(facts)
+    unsuited = _too_old(facts) or _full(facts) or _unsafe(facts) or _slow(facts)
     if unsuited is not None:
         return unsuited
     if unreadable:
@@ -194,6 +199,26 @@ def _too_old(facts: RedisFacts) -> Finding | None:
     )
 
 
+def _full(facts: RedisFacts) -> Finding | None:
+    if not 0 < facts.most_mib <= facts.used_mib:
+        return None
+    return fail(
+        f"its memory is full, {facts.used_mib} of {facts.most_mib} MiB: it refuses writes, so "
+        "that no pod is placed",
+        "redis-cli config set maxmemory AMOUNT, and in its configuration; redis-cli --bigkeys "
+        "shows what other programs have stored",
+    )
+
+
+def _slow(facts: RedisFacts) -> Finding | None:
+    if facts.reply_s <= SLOW_S:
+        return None
+    return warn(
+        f"it takes {facts.reply_s:.1f} s to reply: pods are placed late, or not at all",
+        "redis-cli --latency; redis-cli slowlog get; give its machine CPU and a faster disk",
+    )
+
+
 def _unsafe(facts: RedisFacts) -> Finding | None:
     """Return the first way in which the server can lose a write, or None if there is none."""
     if facts.role != "master":
@@ -221,12 +246,47 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
     return None
 
 
+def nats(most_bytes: int, reply_s: float) -> Finding:
+    """Judge a NATS server by the size of messages that it accepts, and its time to connect."""
+    if reply_s > SLOW_S:
+        return warn(
+            f"NATS takes {reply_s:.1f} s to reply: leases and events are late",
+            "nats-server's log and its CPU; leasehold topology shows what passes through it",
+        )
+    if most_bytes < MAX_PAYLOAD:
+        return warn(
+            f"NATS accepts messages of at most {most_bytes} bytes: the leases of a node whose pods "
+            "have many containers may not fit into one",
+            f"set max_payload of NATS to {MAX_PAYLOAD}",
+        )
+    return ok("NATS accepts the connection and the user")
+
+
 def clock(server: str, ahead_s: float) -> Finding:
     text = f"the clock of {server} is {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    fix = "timedatectl; chronyc tracking: both machines need the same time servers"
     if abs(ahead_s) > CLOCK_FAIL_S:
-        return fail(text, fix)
-    return warn(text, fix) if abs(ahead_s) > CLOCK_WARN_S else ok(text)
+        return fail(text, SET_CLOCK)
+    return warn(text, SET_CLOCK) if abs(ahead_s) > CLOCK_WARN_S else ok(text)
+
+
+def slow_api_server(reply_s: float) -> Finding:
+    return warn(
+        f"the API server takes {reply_s:.1f} s to reply: pods are placed and bound late",
+        "kubectl get --raw /readyz?verbose; see the latency of etcd, and apiserver_request_duration"
+        "_seconds",
+    )
+
+
+def clocks(ahead_s: Mapping[str, float]) -> Finding:
+    """Judge how far the clocks of components are ahead of this machine's."""
+    wrong = [
+        f"{name} is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+        for name, ahead in sorted(ahead_s.items())
+        if abs(ahead) > CLOCK_FAIL_S
+    ]
+    if wrong:
+        return fail(f"clocks differ from this machine's: {'; '.join(wrong)}", SET_CLOCK)
+    return ok(f"the clocks of {len(ahead_s)} components agree with this machine's")
 
 
 CALLERS = {
@@ -255,7 +315,7 @@ def webhook(
             f"kubectl apply -k OVERLAY, with all its components, or helm upgrade; then {restart}",
         )
     if refusal:
-        return fail(f"the API server would not trust it: {refusal}", logs)
+        return fail(f"the API server cannot use it: {refusal}", logs)
     if days_left is None:
         return fail("it is registered without a certificate authority", restart)
     if days_left <= 0:
@@ -336,29 +396,51 @@ def versions(by_replica: Mapping[str, str]) -> Finding:
 
 
 def components(
-    heartbeats: Iterable[Heartbeat], nodes: Mapping[NodeName, str], *, observed_s: float
+    heartbeats: Iterable[Heartbeat],
+    nodes: Mapping[NodeName, str],
+    *,
+    observed_s: float,
+    required: Iterable[str] = REQUIRED_SERVICES,
+    reported: Collection[str] = (),
 ) -> Finding:
     """Judge which components do not run, and why running ones are not ready.
 
     `nodes` have devices that their agents reported, each with why it is cordoned, or empty.
-    Heartbeats were observed for `observed_s`.
+    Heartbeats were observed for `observed_s`; `required` are services that must run. What probes
+    of the names `reported` say is left to the checks of their servers.
     """
     running = tuple(heartbeats)
-    problems = [
-        f"no heartbeat of {component} within {observed_s:g} s"
-        for component in _missing(running, nodes)
+    missing = _missing(running, nodes, required)
+    problems = [f"no heartbeat of {name} within {observed_s:g} s" for name in missing]
+    names_of: dict[str, list[str]] = {}
+    waiting: set[str] = set()
+    for component in sorted(running, key=lambda component: component.instance):
+        for reason in component.unready_reasons:
+            if reason.partition(": ")[0] in reported:
+                waiting.add(component.instance)
+            else:
+                names_of.setdefault(reason, []).append(component.instance)
+    hints: list[str] = []
+    for reason, names in sorted(names_of.items()):
+        cause, _, hint = reason.partition("; ")
+        problems.append(f"{', '.join(names)}: {cause}")
+        hints += [hint] if hint else []
+    silent = {name.removeprefix(_AGENT_OF) for name in missing}
+    unready = {component.node for component in running if component.unready_reasons}
+    problems += [
+        f"node {name} gets no pods: {why}"
+        for name, why in sorted(nodes.items())
+        if why and name not in silent | unready
     ]
-    problems += sorted(
-        f"{component.instance}: {', '.join(component.unready_reasons)}"
-        for component in running
-        if component.unready_reasons
-    )
-    problems += [f"node {name} gets no pods: {why}" for name, why in sorted(nodes.items()) if why]
     if problems:
         return fail(
             "; ".join(problems),
-            f"kubectl -n {SYSTEM_NAMESPACE} logs POD; of agents: -n {AGENTS_NAMESPACE}",
+            hints[0]
+            if hints
+            else f"kubectl -n {SYSTEM_NAMESPACE} logs POD; of agents: -n {AGENTS_NAMESPACE}",
         )
+    if waiting:
+        return ok(f"{len(running)} components run; {len(waiting)} wait for what another check has")
     return ok(f"{len(running)} components are ready")
 
 
@@ -375,11 +457,13 @@ def leftovers(nodes: Mapping[NodeName, Sequence[Device]]) -> Finding:
     return fail("; ".join(findings[:NAMED_RECORDS]) + more, END_LEFTOVERS)
 
 
-def _missing(running: Sequence[Heartbeat], nodes: Iterable[NodeName]) -> list[str]:
+def _missing(
+    running: Sequence[Heartbeat], nodes: Iterable[NodeName], required: Iterable[str]
+) -> list[str]:
     services = {heartbeat.service for heartbeat in running}
     served = {heartbeat.node for heartbeat in running if heartbeat.service == AGENT}
-    absent = [f"any {name}" for name in REQUIRED_SERVICES if name not in services]
-    return absent + [f"the {AGENT} of {node}" for node in sorted(nodes) if node not in served]
+    absent = [f"any {name}" for name in required if name not in services]
+    return absent + [f"{_AGENT_OF}{node}" for node in sorted(nodes) if node not in served]
 
 
 def rights(denied: Iterable[str], allowed: int) -> Finding:

@@ -39,19 +39,23 @@ from shared.kubernetes.types import (
 )
 from shared.ledger.connection_pool import uses_sentinels
 from shared.ledger.leases import RedisLeases
-from shared.ledger.redis_server import redis_facts
+from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
 from shared.model.devices.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
-from shared.model.findings import DIAGNOSIS_TIMEOUT_S, Finding, SkipError, fail, ok, warn
+from shared.model.findings import DIAGNOSIS_TIMEOUT_S, Finding, Outcome, SkipError, fail, ok
 from shared.model.leases.ledger import UnreadableRecord
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
+from shared.model.names import (
+    AGENTS_NAMESPACE,
+    REQUIRED_SERVICES,
+    SYSTEM_NAMESPACE,
+    NodeName,
+)
 from shared.model.requests.claim import DRIVER
 from shared.nats import servers
 from shared.nats.bus import Bus
 from shared.nats.subjects import most_replicas
-from shared.nats.wire import MAX_PAYLOAD
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 REGISTRATIONS = (
@@ -72,6 +76,8 @@ STORAGE = {
     "storage.k8s.io": ("storageclasses", "csidrivers", "csistoragecapacities", "csinodes"),
 }
 """What the watcher lists and watches for pods with PersistentVolumeClaims, by group."""
+REDIS_PROBES = frozenset({"redis", "ledger"})
+"""Of components: they fail if Redis does."""
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
 RIGHTS = (
@@ -93,6 +99,8 @@ class ClusterServers:
     nats_credentials: ClientCredentials = NO_CREDENTIALS
     redis_credentials: ClientCredentials = NO_CREDENTIALS
     simulated: bool = False
+    services: tuple[str, ...] = REQUIRED_SERVICES
+    """Those that must run."""
 
 
 @dataclass
@@ -105,7 +113,13 @@ class ClusterProbes:
     """Those with devices, each with why it is cordoned, or empty."""
     devices: Mapping[NodeName, Sequence[Device]] | None = None
     """In the ledger, or None if it is not readable."""
+    without_agents: frozenset[NodeName] = frozenset()
+    """Nodes of which the check `agent` reports that none runs."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
+    _facts: asyncio.Task[RedisFacts] | None = None
+    _connecting: asyncio.Task[tuple[int, float]] | None = None
+    _ahead_s: dict[str, float] = field(default_factory=dict)
+    """By component, how far its clock is ahead, less the way of the message that came soonest."""
 
     @property
     def kubernetes(self) -> KubernetesClient:
@@ -116,17 +130,11 @@ class ClusterProbes:
 
     async def nats(self) -> Finding:
         """Connect as the given user, and compare the maximum size of messages."""
-        most = await servers.max_payload(self._nats(), self.servers.nats_credentials)
-        if most < MAX_PAYLOAD:
-            return warn(
-                f"NATS accepts messages of at most {most} bytes: the leases of a node whose pods "
-                "have many containers may not fit into one",
-                f"set max_payload of NATS to {MAX_PAYLOAD}",
-            )
-        return ok("NATS accepts the connection and the user")
+        most_bytes, reply_s = await self._connected_to_nats()
+        return judge.nats(most_bytes, reply_s)
 
     async def redis(self) -> Finding:
-        facts = await redis_facts(self._redis(), self.servers.redis_credentials)
+        facts = await self._redis_facts()
         unreadable: list[UnreadableRecord] = []
         with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
             opening = RedisLeases.connect(self._redis(), credentials=self.servers.redis_credentials)
@@ -137,8 +145,30 @@ class ClusterProbes:
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations expire by Redis' clock."""
-        facts = await redis_facts(self._redis(), self.servers.redis_credentials)
+        try:
+            facts = await self._redis_facts()
+        except UnavailableError as error:
+            raise SkipError("Redis does not reply: see the check redis") from error
         return judge.clock("Redis", facts.ahead_s)
+
+    async def _redis_facts(self) -> RedisFacts:
+        """Return the state of Redis; queried once for all checks."""
+        if self._facts is None:
+            reading = redis_facts(self._redis(), self.servers.redis_credentials)
+            self._facts = asyncio.create_task(reading)
+        return await asyncio.shield(self._facts)
+
+    async def _connected_to_nats(self) -> tuple[int, float]:
+        """Connect to NATS once for all checks."""
+        if self._connecting is None:
+            reading = servers.connection_facts(self._nats(), self.servers.nats_credentials)
+            self._connecting = asyncio.create_task(reading)
+        return await asyncio.shield(self._connecting)
+
+    async def clocks(self) -> Finding:
+        """Compare this machine's clock with those of components, as their heartbeats have them."""
+        await self._heartbeats()
+        return judge.clocks(self._ahead_s)
 
     async def api_clock(self) -> Finding:
         """Compare clocks with the API server, which reports whole seconds."""
@@ -147,6 +177,8 @@ class ClusterProbes:
         after = time.time()
         if not date:
             raise SkipError("the API server does not report its time")
+        if after - before > judge.SLOW_S:
+            return judge.slow_api_server(after - before)
         server_time = parsedate_to_datetime(date).timestamp()
         return judge.clock("the API server", clock_ahead_s(server_time, before - 1, after))
 
@@ -205,6 +237,7 @@ class ClusterProbes:
         address = urlsplit(url)
         context = ssl.create_default_context(cadata=trusted.decode())
         context.maximum_version = most
+        began_s = time.monotonic()
         try:
             _, writer = await asyncio.open_connection(
                 address.hostname, address.port or 443, ssl=context
@@ -212,7 +245,8 @@ class ClusterProbes:
         except (OSError, ssl.SSLError) as error:
             return f"{address.hostname}:{address.port}: {error}"
         writer.close()
-        return ""
+        took_s = time.monotonic() - began_s
+        return f"it takes {took_s:.1f} s to accept a connection" if took_s > judge.SLOW_S else ""
 
     async def apiservice(self) -> Finding:
         try:
@@ -287,7 +321,25 @@ class ClusterProbes:
 
     async def components(self) -> Finding:
         heartbeats = await self._heartbeats()
-        return judge.components(heartbeats, self.nodes, observed_s=OBSERVE_S)
+        reported = await self._reported()
+        nodes = {name: why for name, why in self.nodes.items() if name not in self.without_agents}
+        return judge.components(
+            heartbeats,
+            nodes,
+            observed_s=OBSERVE_S,
+            required=self.servers.services,
+            reported=reported,
+        )
+
+    async def _reported(self) -> frozenset[str]:
+        """Return the names of probes of components whose server another check finds fault with."""
+        try:
+            finding = await self.redis()
+        except SkipError:
+            return frozenset()
+        except (LeaseholdError, OSError, TimeoutError):
+            return REDIS_PROBES
+        return frozenset() if finding.outcome is Outcome.OK else REDIS_PROBES
 
     async def leftovers(self) -> Finding:
         if self.devices is None:
@@ -431,6 +483,10 @@ class ClusterProbes:
             raise SkipError(
                 "the NATS user of a node's agent may not observe heartbeats: log in as operator"
             )
+        try:
+            await self._connected_to_nats()
+        except UnavailableError as error:
+            raise SkipError("NATS does not reply: see the check nats") from error
         loop = asyncio.get_running_loop()
         latest: dict[str, dict[str, Heartbeat]] = {}
         async with Bus.connect(
@@ -450,6 +506,7 @@ class ClusterProbes:
                 for delivered in batch:
                     for event in delivered.events:
                         if isinstance(event, Heartbeat):
+                            self._compare_clock(event)
                             _add_heartbeat(latest.setdefault(event.route, {}), event)
         return tuple(
             event
@@ -457,6 +514,12 @@ class ClusterProbes:
             for event in replicas.values()
             if not event.stopping
         )
+
+    def _compare_clock(self, event: Heartbeat) -> None:
+        if event.sent_at:
+            name = f"{event.service} of {event.node}" if event.node else event.instance
+            ahead_s = event.sent_at - time.time()
+            self._ahead_s[name] = max(ahead_s, self._ahead_s.get(name, ahead_s))
 
     def _is_agent(self) -> bool:
         login = self.servers.nats_credentials.login()

@@ -24,6 +24,7 @@ from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import State, StateDir, optional_path, stack_of
 from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
 from services.node_agent.gpu_access import NodeGpus, open_gpus
+from services.node_agent.instance_lock import running_instance
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -36,10 +37,17 @@ from shared.model.devices.node import cordon_reason
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.leases.ledger import NodeTotals
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
+from shared.model.names import (
+    AGENTS_NAMESPACE,
+    REQUIRED_SERVICES,
+    SYSTEM_NAMESPACE,
+    NodeName,
+)
 from shared.runtime.settings import load
 
 P = TypeVar("P")
+STARTED_SERVICES = frozenset({"api", "extender", "planner", "timekeeper"})
+"""That `up` starts beside those which every installation has."""
 CHECK_TIMEOUT_S = 30.0
 """A check that takes longer fails, so that the others are shown."""
 COLOURS = {
@@ -84,6 +92,7 @@ NODE_CHECKS: Mapping[str, Check[NodeProbes]] = {
     ),
     "driver": Check(NodeProbes.driver, _DRIVER),
     "device-health": Check(NodeProbes.device_health, _REDIS),
+    "temperature": Check(NodeProbes.temperature, _DRIVER),
     "mig-mode": Check(NodeProbes.mig_modes, _DRIVER),
     "container-toolkit": Check(
         NodeProbes.runtime, "read /etc/containerd, /etc/docker and /etc/crio as root"
@@ -138,6 +147,7 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "extender": Check(ClusterProbes.extender, _API),
     "components": Check(ClusterProbes.components, _NATS),
     "ended-pods": Check(ClusterProbes.leftovers, END_LEFTOVERS),
+    "clocks": Check(ClusterProbes.clocks, _NATS),
     "versions": Check(ClusterProbes.versions, _NATS),
     "settings": Check(ClusterProbes.settings, _API),
 }
@@ -214,8 +224,16 @@ def target_of(flags: Doctor) -> DoctorTarget:
         nats_credentials=NO_CREDENTIALS if flags.nats_url else _nats_credentials(saved),
         kubeconfig=flags.kubeconfig or Path(saved.kubeconfig),
         simulated=True,
+        services=_services_of(saved),
         only=flags.only,
     )
+
+
+def _services_of(saved: State) -> tuple[str, ...]:
+    """Return the services that a stack runs, without the webhook, which has a check of its own."""
+    parts = {part.name.partition("-")[0] for part in saved.components}
+    beside = sorted(parts & STARTED_SERVICES - set(REQUIRED_SERVICES))
+    return (*REQUIRED_SERVICES, *beside)
 
 
 def _nats_credentials(saved: State) -> ClientCredentials:
@@ -235,6 +253,7 @@ def _simulated_node(
         "--state-dir": str(directory.agent(name)),
         "--gpus": layout,
         "--proc-dir": str(directory.node(name) / "proc"),
+        "--fault-file": str(directory.faults(name)),
         "--library-source": library,
     }
     settings = _agent_settings(simulated.SimulatedAgentSettings, arguments)
@@ -260,14 +279,23 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
             name: [device for device, _ in totals.node.devices]
             for name, totals in (node_totals or {}).items()
         }
+        checked = target.nodes if target.only != "cluster" else ()
         cluster = ClusterProbes(
-            target, kubernetes, cordons, devices if node_totals is not None else None
+            target,
+            kubernetes,
+            cordons,
+            devices if node_totals is not None else None,
+            without_agents=frozenset(
+                settings.node_name
+                for settings, _ in checked
+                if running_instance(settings.state_dir) is None
+            ),
         )
         running = {
             ("", name): run_check(CLUSTER_CHECKS[name].run(cluster))
             for name in target.cluster_checks
         }
-        for settings, gpus in target.nodes if target.only != "cluster" else ():
+        for settings, gpus in checked:
             node = NodeProbes(
                 settings,
                 gpus,

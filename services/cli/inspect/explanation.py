@@ -6,6 +6,8 @@ from itertools import starmap
 from statistics import fmean
 from typing import Any
 
+from msgspec import structs
+
 from services.cli.formats import age, measured_text, size_text
 from services.cli.inspect.other_nodes import other_nodes_lines
 from services.cli.pod_summary import PodSummary
@@ -28,6 +30,7 @@ NAMED_PODS = 8
 """Pods of a gang that are listed by name."""
 NO_WAITING = ("waiting ", "ask an administrator", "no node ")
 """Beginnings of hints where the end of other pods does not help alone."""
+UNKNOWN = "unknown"
 STATES = {
     LeaseState.RESERVED: "its share is reserved, and the pod is being bound",
     LeaseState.BOUND: "the pod is bound, and its containers have not started yet",
@@ -60,12 +63,30 @@ def explanation_of(
     view: PodView | None,
     schedulers: frozenset[str],
     program: str = "leasehold",
+    *,
     nodes: Sequence[NodeDevices] = (),
+    problems: Sequence[str] = (),
 ) -> Explanation:
     """Explain the state of one pod that exists; `program` runs this program again.
 
-    With all `nodes`, that of a pod with a lease says which others have room for it now.
+    With all `nodes`, that of a pod with a lease says which others have room for it now. `problems`
+    are those of components.
     """
+    explanation = _without_problems(pod, view, schedulers, program, nodes)
+    if not problems:
+        return explanation
+    lines = (*explanation.lines, *(f"problem     {problem}" for problem in problems))
+    then = f"{program} doctor" if explanation.verdict == UNKNOWN else explanation.next
+    return structs.replace(explanation, lines=lines, next=then)
+
+
+def _without_problems(
+    pod: PodSummary,
+    view: PodView | None,
+    schedulers: frozenset[str],
+    program: str,
+    nodes: Sequence[NodeDevices],
+) -> Explanation:
     if view is not None and view.lease is not None:
         return _running(pod, view, view.lease, program, nodes)
     if view is not None and view.waiting is not None and BUDGET_GATE not in pod.gates:
@@ -123,7 +144,11 @@ def _running(
         pod,
         "running",
         f"{verb} on node {lease.node}; the pod is {pod.phase}",
-        lines=(*_summary_lines(pod, view, lease), *_choice_lines(lease, nodes)),
+        lines=(
+            *_summary_lines(pod, view, lease),
+            *_sensor_lines(lease, nodes),
+            *_choice_lines(lease, nodes),
+        ),
         details=tuple(details),
         next=then,
         lease=lease,
@@ -205,6 +230,20 @@ def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> I
                     None
                 )
     yield from reasons
+
+
+def _sensor_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
+    """Yield what slows its devices down, and their Xid errors since it has them."""
+    own = {share.device for share in lease.shares}
+    for device in (device for node in nodes for device in node.devices if device.uuid in own):
+        if device.hardware is None:
+            continue
+        if device.hardware.is_hot:
+            yield f"SLOW        GPU {device.index} {device.hardware.heat_text}"
+        for xid in device.hardware.xids:
+            if xid.at >= lease.created_at and f"Xid {xid.number}," not in device.fault:
+                at = timestamp(xid.at)
+                yield f"XID {xid.number:<8}GPU {device.index} at {at}: {xid.meaning}"
 
 
 def _resize_lines(lease: LeaseView) -> Iterator[str]:
@@ -374,7 +413,7 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
         return _gated(pod, program)
     if not message:
         text = f"is {pod.phase or 'new'} and Leasehold has no record of it yet"
-        return _explained(pod, "unknown", text, next=f"{program} audit")
+        return _explained(pod, UNKNOWN, text, next=f"{program} audit")
     if pod.scheduler == KUBE_SCHEDULER:
         text = f"waits; kube-scheduler reports: {message}"
         return _explained(pod, "waiting", text, next=_describe(pod))

@@ -175,9 +175,14 @@ def explain(flags: Explain) -> int:
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
         view = _pod_view(api, pod.pod, flags.idle_after_s)
-        has_lease = view is not None and view.lease is not None
-        nodes = api.get("/api/v1/gpus", GpusView).nodes if has_lease else ()
-        return explanation_of(pod, view, own_schedulers(flags.schedulers), program(), nodes)
+        cluster = GpusView(read_at=0.0)
+        if view is None or view.lease is not None:
+            cluster = api.get("/api/v1/gpus", GpusView)
+        problems = cluster.problems if view is None else view.problems
+        schedulers = own_schedulers(flags.schedulers)
+        return explanation_of(
+            pod, view, schedulers, program(), nodes=cluster.nodes, problems=problems
+        )
 
     def show(explanation: Explanation) -> "RenderableType":
         from services.cli.inspect import render

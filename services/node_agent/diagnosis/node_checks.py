@@ -328,6 +328,21 @@ def kubelet_checkpoint(
     return ok("the kubelet's checkpoint names only pods that the agent's does, too")
 
 
+def temperature(samples: Iterable[DeviceSample]) -> Finding:
+    hot = [
+        f"GPU {sample.index} {sample.hardware.heat_text}"
+        for sample in samples
+        if sample.hardware is not None and sample.hardware.is_hot
+    ]
+    if hot:
+        return warn(
+            f"{'; '.join(hot[:MAX_LISTED])}: its pods are slower",
+            "nvidia-smi -q -d TEMPERATURE,POWER; check fans and airflow; leasehold cordon NODE/GPU "
+            "keeps new pods away meanwhile",
+        )
+    return ok("no GPU is slowed down by its temperature")
+
+
 def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProcess]) -> Finding:
     index_of = {sample.device: sample.index for sample in samples}
     wrong = [

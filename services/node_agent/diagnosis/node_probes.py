@@ -265,6 +265,8 @@ class NodeProbes:
         return judge.registration(self._kubelet_devices().registered or {}, self.shown.served)
 
     async def node_resources(self) -> Finding:
+        if running_instance(self.settings.state_dir) is None:
+            raise SkipError("no agent serves this node, and the kubelet has no devices of its own")
         node = await self._node()
         shown = self.shown
         ours = shown.served.keys() | shown.node_status.keys()
@@ -290,7 +292,12 @@ class NodeProbes:
         return judge.device_health(devices, closed, cordoned=cordoned)
 
     async def driver(self) -> Finding:
-        return judge.driver(await self._discovery, self.gpus.driver.unreadable)
+        """Judge what the driver lists; what is wrong with a GPU that is unhealthy is known."""
+        sick = {device.index for device in self.devices if not device.healthy}
+        gpus = [
+            replace(gpu, fault=None) if gpu.index in sick else gpu for gpu in await self._discovery
+        ]
+        return judge.driver(gpus, self.gpus.driver.unreadable)
 
     async def mig_modes(self) -> Finding:
         return judge.mig_modes(await self._discovery, self.devices)
@@ -377,6 +384,10 @@ class NodeProbes:
             complete=True,
         )
         return judge.processes(samples, attribute_processes(scan).unleased)
+
+    async def temperature(self) -> Finding:
+        await self._discovery  # two at once disturb each other
+        return judge.temperature(await self.gpus.sample())
 
     async def runtime(self) -> Finding:
         if self.settings.driver_places is None:

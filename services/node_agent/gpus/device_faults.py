@@ -17,23 +17,61 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """They do not affect the next application."""
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
-_MEANINGS = {
-    31: "a program accessed memory that it does not have",
-    48: "double-bit ECC error",
-    61: "internal micro-controller halted",
-    62: "internal micro-controller halted",
-    63: "a memory row was remapped or a page retired",
-    64: "a memory row could not be remapped",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "many single-bit ECC errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "the GPU's system processor does not respond",
-    120: "the GPU's system processor failed",
-    140: "unrecovered memory error",
+_RESTART = "restart the program; the GPU works on, and needs no reset"
+_RESET = "drain the GPU and reset it"
+_REPLACE = "have it replaced (RMA) if that happens again"
+
+
+@dataclass(frozen=True, slots=True)
+class XidGuide:
+    meaning: str
+    remedy: str
+    """What to do, as NVIDIA's catalogue advises."""
+
+
+CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+XID_GUIDES: Mapping[int, XidGuide] = {
+    13: XidGuide("a program has failed in the compute engine", _RESTART),
+    31: XidGuide("a program accessed memory that it does not have", _RESTART),
+    43: XidGuide("a program was stopped after an error of its own", _RESTART),
+    45: XidGuide("programs were ended after an earlier error", "see the Xid before it"),
+    48: XidGuide("double-bit ECC error", f"{_RESET}; {_REPLACE}"),
+    61: XidGuide("internal micro-controller halted", _RESET),
+    62: XidGuide("internal micro-controller halted", f"{_RESET}; {_REPLACE}"),
+    63: XidGuide(
+        "a memory row was remapped or a page retired", "reset the GPU at the next opportunity"
+    ),
+    64: XidGuide("a memory row could not be remapped", f"{_RESET}; {_REPLACE}"),
+    68: XidGuide("a program has failed in the video decoder", _RESTART),
+    74: XidGuide("NVLink error", f"{_RESET}; check the connectors, and {_REPLACE}"),
+    79: XidGuide(
+        "the GPU has fallen off the bus",
+        f"drain the node and restart it, with its power off; {_REPLACE}",
+    ),
+    92: XidGuide("many single-bit ECC errors", "nothing yet: watch for Xid 48 and 64"),
+    94: XidGuide(
+        "contained memory error",
+        "restart the pods whose programs have failed, and reset the GPU at the next opportunity",
+    ),
+    95: XidGuide(
+        "uncontained memory error",
+        f"{_RESET} before it gets new pods, since all programs on it may have wrong data",
+    ),
+    109: XidGuide(
+        "a program did not yield the GPU in time", f"restart the program; if that recurs, {_RESET}"
+    ),
+    119: XidGuide(
+        "the GPU's system processor does not respond",
+        f"{_RESET}, or restart the node if the reset fails",
+    ),
+    120: XidGuide(
+        "the GPU's system processor failed", f"{_RESET}, or restart the node if the reset fails"
+    ),
+    140: XidGuide("unrecovered memory error", f"{_RESET}; {_REPLACE}"),
 }
-"""https://docs.nvidia.com/deploy/xid-errors/"""
+"""By number; the remedies are the immediate actions of `CATALOGUE`: RESTART_APP, RESET_GPU,
+RESTART_BM, and the workflows of 48 and 74."""
+_OTHER = XidGuide("see NVIDIA's list of Xid errors", CATALOGUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +92,9 @@ class Xid:
 
     @property
     def meaning(self) -> str:
-        of_program = "caused by a program" if self.number in APPLICATION_XIDS else ""
-        return _MEANINGS.get(self.number, of_program or "see NVIDIA's list of XID errors")
+        """What it means, and what to do."""
+        guide = XID_GUIDES.get(self.number, _OTHER)
+        return f"{guide.meaning}: {guide.remedy}"
 
     @property
     def fault(self) -> Fault:

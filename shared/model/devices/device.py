@@ -517,6 +517,10 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Deni
     return Denial("GpuCoresReserved", "all of its cores are reserved")
 
 
+TEMPERATURE = "temperature"
+"""Begins the reasons of `Hardware.throttle` that are too high temperatures."""
+
+
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: Count
     at: Seconds
@@ -538,3 +542,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Why its clocks are lower than they could be."""
     xids: Annotated[tuple[XidEvent, ...], Meta(max_length=MOST_XIDS)] = ()
     """The latest of each number since its agent started."""
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether its temperature holds its clocks down."""
+        return any(reason.startswith(TEMPERATURE) for reason in self.throttle)
+
+    @property
+    def heat_text(self) -> str:
+        degrees = "" if self.temperature_c is None else f" ({self.temperature_c:.0f} °C)"
+        return f"is slowed down by its temperature{degrees}"

@@ -279,6 +279,8 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
         default_factory=dict
     )
     """Digest of each setting in the environment of a pod, by the variable; empty elsewhere."""
+    sent_at: Seconds = 0.0
+    """By the sender's clock; 0 of earlier versions."""
 
     @property
     def route(self) -> str:

@@ -87,6 +87,8 @@ class PodView(View, frozen=True, kw_only=True):
     devices: tuple[DeviceView, ...] = ()
     finished: "FinishedPod | None" = None
     trace: TraceView
+    problems: tuple[str, ...] = ()
+    """Of components, as a result of which pods may not be placed, or what is shown is old."""
 
 
 class FinishedPod(View, frozen=True, kw_only=True):

@@ -129,6 +129,19 @@ async def test_an_xid_is_an_event_at_each_probe_while_it_is_in_the_file(nvml: Gp
         assert await until(seen) == (Xid(uuid_of(NODE, 1), 79),)
 
 
+async def test_a_hot_gpu_is_healthy_and_slowed_down(nvml: GpuDriver) -> None:
+    simulated = simulated_gpus(settings_of(nvml, "2xT4"))
+    set_fault(nvml, "hot", gpu=1)
+
+    gpus = await simulated.driver.discover()
+    cold, hot = (sample.hardware for sample in await simulated.sample())
+
+    assert [gpu.fault for gpu in gpus] == [None, None]
+    assert cold is not None
+    assert hot is not None
+    assert (cold.is_hot, hot.is_hot, hot.temperature_c) == (False, True, 93)
+
+
 @pytest.mark.parametrize("fault", ["create-fails", "create-nothing", "compute-fails"])
 async def test_an_instance_cannot_be_created_while_a_fault_prevents_it(
     nvml: GpuDriver, fault: str

@@ -3,6 +3,7 @@
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("clock_shim.c")
@@ -26,6 +27,14 @@ class Clocks:
             return {}
         self.shift(part, 0.0)
         return {"LD_PRELOAD": str(self.library), "CAMPAIGN_CLOCK": str(self.directory / part)}
+
+    def environment_of_all(self, parts: Iterable[str]) -> dict[str, str]:
+        """Return the variables of a process that starts these parts, each with its own clock."""
+        if not self.compiler:
+            return {}
+        for part in parts:
+            self.shift(part, 0.0)
+        return {"LD_PRELOAD": str(self.library), "CAMPAIGN_CLOCK": str(self.directory)}
 
     def shift(self, part: str, offset_s: float) -> None:
         """Set a part's clock forward, or backward if negative, from now on."""

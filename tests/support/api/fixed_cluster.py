@@ -9,6 +9,7 @@ from services.api.http.read_api import ReadApi
 from services.api.reports.history import sample_of
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
+from shared.ledger.connection_pool import LedgerClock
 from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
@@ -231,6 +232,7 @@ def filled() -> ApiService:
         FixedClock(),
         read_usage=no_agents,
         preemptions=NoPreemptions(),  # type: ignore[arg-type]
+        ledger_clock=LedgerClock(),
     )
     projection = board.projection
     projection.update_nodes(

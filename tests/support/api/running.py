@@ -18,6 +18,7 @@ from services.api.http.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator, load_tokens
 from shared.ledger.budgets import Budgets
+from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.budgets.budget import HOUR_MS, Journal
@@ -150,6 +151,7 @@ async def running_api(
             SystemClock(),
             read_usage=usage,
             preemptions=preemptions,
+            ledger_clock=LedgerClock(),
             timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05, finished_s=0.05),
         )
         started = asyncio.Event()

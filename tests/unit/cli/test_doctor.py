@@ -20,7 +20,7 @@ from services.node_agent.diagnosis import node_checks
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import open_gpus
 from services.node_agent.gpus.device_faults import no_response
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.isolation.library import StoredLibrary
 from services.node_agent.kubelet import pod_resources
@@ -29,12 +29,13 @@ from services.node_agent.settings import AgentSettings
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
-from shared.model.devices.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode, Hardware
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import DeviceUuid, PodUid
+from shared.nats.wire import MAX_PAYLOAD
 from shared.runtime.settings import load
 from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
 from tests.support import build
@@ -66,11 +67,22 @@ def gpu(**changes: Any) -> Gpu:
 LONG = [(str(n), PluginDeviceId(id=str(n), healthy=True)) for n in range(2001)]
 IDS = frozenset(SERVED[COUNT])
 
+
+def sample_of(*throttle: str) -> DeviceSample:
+    hardware = Hardware(device=DeviceUuid("GPU-a"), at=1.0, throttle=throttle)
+    return DeviceSample(device=hardware.device, index=0, model="A", hardware=hardware)
+
+
 KUBE = "registry.k8s.io/kube-scheduler"
 VERSIONS = {"image": "registry.k8s.io/kube-scheduler:v1.36.2", "cluster": "v1.36.4+k3s1"}
 NO_EXTENDER = cluster_checks.extender({"extender": 0, "kube-scheduler": 1}, **VERSIONS)
 READY = {"extender": 2, "kube-scheduler": 2}
 CASES: list[tuple[Finding, Outcome, str]] = [
+    (node_checks.temperature([sample_of("power limit")]), OK, "no GPU"),
+    (node_checks.temperature([sample_of("temperature")]), WARN, "GPU 0 is slowed down by its"),
+    (cluster_checks.nats(MAX_PAYLOAD, 0.1), OK, "accepts the connection"),
+    (cluster_checks.nats(MAX_PAYLOAD, 4.2), WARN, "NATS takes 4.2 s to reply"),
+    (cluster_checks.nats(1 << 20, 0.1), WARN, "at most 1048576 bytes"),
     (node_checks.kubelet_socket("/k", ""), OK, "listens"),
     (node_checks.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
     (node_checks.other_plugins({COUNT: IDS}, SERVED, ["vgpu.sock"]), OK, ""),
@@ -222,6 +234,9 @@ def test_an_unhealthy_device_is_named_with_its_fault() -> None:
         ({"program": "Valkey", "version": "9.1.0"}, False, WARN, "Valkey 9.1.0 has"),
         ({"program": "Valkey", "version": "9.1.2"}, False, OK, "Valkey 9.1.2"),
         ({"program": "Valkey", "version": "9.2.0-rc1"}, False, OK, "9.2.0-rc1"),
+        ({"used_mib": 64, "most_mib": 64}, False, FAIL, "its memory is full, 64 of 64 MiB"),
+        ({"used_mib": 64, "most_mib": 0}, False, OK, "primary"),
+        ({"reply_s": 1.6}, False, WARN, "it takes 1.6 s to reply"),
     ],
 )
 def test_a_redis_that_may_lose_leases_is_reported(

@@ -98,6 +98,47 @@ def test_missing_and_unready_components_are_named(
     assert (found.outcome, found.text) == (outcome, text)
 
 
+def test_clocks_that_differ_by_more_than_5_s_are_named() -> None:
+    found = cluster_checks.clocks({"binder": 0.2, "node-agent of n": -45.0, "api": 6.0})
+
+    assert found.outcome is Outcome.FAIL
+    assert found.text == (
+        "clocks differ from this machine's: api is 6 s ahead; node-agent of n is 45 s behind"
+    )
+    assert cluster_checks.clocks({"binder": 0.2}).outcome is Outcome.OK
+
+
+FULL = "redis: the call to the ledger failed: its memory is full; check Redis"
+
+
+def test_what_several_components_lack_is_said_once() -> None:
+    sick = [Heartbeat(service="w", instance=f"w-{n}", unready_reasons=(FULL,)) for n in range(2)]
+
+    found = cluster_checks.components([*SERVICES, *sick], {}, observed_s=6.0)
+
+    assert found.text == "w-0, w-1: redis: the call to the ledger failed: its memory is full"
+    assert found.fix == "check Redis"
+
+
+def test_what_the_check_of_a_server_reports_is_not_repeated_for_components() -> None:
+    sick = Heartbeat(service="w", instance="w-0", unready_reasons=(FULL,))
+
+    found = cluster_checks.components(
+        [*SERVICES, sick], {}, observed_s=6.0, reported={"redis", "ledger"}
+    )
+
+    assert found.outcome is Outcome.OK
+    assert found.text == "4 components run; 1 wait for what another check has"
+
+
+def test_a_silent_agent_is_named_once_although_its_node_is_closed_for_that() -> None:
+    closed = {NodeName("n"): "the agent of node n does not respond: no responders"}
+
+    found = cluster_checks.components(SERVICES, closed, observed_s=6.0)
+
+    assert found.text == "no heartbeat of the node-agent of n within 6 s"
+
+
 def test_a_cordoned_node_is_named_with_the_reason() -> None:
     cordoned = {NodeName("n"): "its agent's messages are refused: it lies"}
 

@@ -13,7 +13,7 @@ from services.cli.inspect.explanation import explanation_of
 from services.cli.pod_summary import summary_of
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod
-from shared.model.devices.device import DeviceUse
+from shared.model.devices.device import DeviceUse, Hardware, XidEvent
 from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState, ShareMeasurement
@@ -92,6 +92,38 @@ def test_explain_says_how_a_pod_leaves_an_unhealthy_gpu_without_being_lost(
     pod = replace(POD, namespace=Namespace("ns"), name="p", controller=controller)
 
     assert advice in explained(pod, cluster_of(node)).next
+
+
+def test_explain_names_what_is_wrong_with_components() -> None:
+    unheard = replace(POD, pod=PodUid("unheard"))
+    problem = "NATS delivers no heartbeats: api, binder"
+
+    running = explanation_of(POD, HELD.pod(POD.pod, TraceView(trace="")), OURS, problems=[problem])
+    unknown = explanation_of(unheard, None, OURS, problems=[problem])
+
+    assert running.lines[-1] == unknown.lines[-1] == f"problem     {problem}"
+    assert unknown.next == "leasehold doctor"
+    assert explanation_of(unheard, None, OURS).next == "leasehold audit"
+
+
+def test_explain_shows_heat_and_xids_of_its_gpu_since_the_pod_has_it() -> None:
+    xids = tuple(
+        XidEvent(number=number, at=at, meaning="restart it")
+        for number, at in ((13, LEASE.created_at + 5), (31, LEASE.created_at - 5))
+    )
+    sensors = Hardware(
+        device=DEVICE.uuid, at=1.0, temperature_c=93, throttle=("temperature",), xids=xids
+    )
+    cluster = cluster_of(NODE)
+    cluster.projection.hardware[DEVICE.uuid] = sensors
+
+    view = cluster.pod(POD.pod, TraceView(trace=""))
+    lines = explanation_of(POD, view, OURS, nodes=cluster.gpus().nodes).lines
+
+    assert "SLOW        GPU 2 is slowed down by its temperature (93 °C)" in lines
+    assert [line for line in lines if line.startswith("XID")] == [
+        "XID 13      GPU 2 at 1970-01-01T00:14:45Z: restart it"
+    ]
 
 
 def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_least() -> None:

@@ -45,6 +45,23 @@ def test_a_budget_that_lasts_for_millennia_has_an_end_that_is_accepted_or_none()
     assert beyond is None
 
 
+@pytest.mark.parametrize("now", [-5.0, 1e18])
+async def test_a_heartbeat_is_accepted_whatever_its_senders_clock_shows(
+    now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Event] = []
+    monkeypatch.setattr("shared.runtime.run.time.time", lambda: now)
+
+    async def publish(events: Sequence[Event]) -> None:
+        sent.extend(events)
+
+    async with sending_heartbeats(publish, {}, service="binder", instance="b-1"):
+        while not sent:
+            await asyncio.sleep(0)
+
+    assert wire.decode(wire.encode(sent[:1]), Heartbeat) == sent[:1]
+
+
 async def test_a_heartbeat_with_long_reasons_is_accepted() -> None:
     sent: list[Event] = []
 

@@ -19,7 +19,7 @@ from services.node_agent.gpus.nvml.calls import (
     with_nvml,
 )
 from services.node_agent.gpus.probes import GpuReader
-from shared.model.devices.device import Hardware
+from shared.model.devices.device import TEMPERATURE, Hardware
 from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
 
@@ -34,8 +34,8 @@ THROTTLE = {
     0x4: "power limit",
     0x8: "hardware slowdown",
     0x10: "sync boost",
-    0x20: "temperature",
-    0x40: "temperature (hardware)",
+    0x20: TEMPERATURE,
+    0x40: f"{TEMPERATURE} (hardware)",
     0x80: "power brake",
     0x100: "display clock",
 }

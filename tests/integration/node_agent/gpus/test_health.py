@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
+from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.records.device_guard import EXCEEDED
 from services.node_agent.service import NodeAgent
@@ -76,16 +77,16 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         LeaseHolder(pod=lease.pod, namespace=lease.namespace, name="one"),
         LeaseHolder(pod=claim.pod, namespace=claim.namespace, name="two", claim=True),
     }
-    assert unhealthy.fault == "cordoned: XidError: Xid 79, the GPU has fallen off the bus"
+    assert unhealthy.fault == f"cordoned: {Xid(unhealthy.uuid, 79).fault}"
     assert [(one.index, one.healthy, set(one.holders)) for one in changes] == [
         (1, False, holders),
         (1, True, holders),
     ]
-    assert changes[0].fault == "XidError: Xid 79, the GPU has fallen off the bus"
+    assert changes[0].fault == str(Xid(unhealthy.uuid, 79).fault)
     assert running == "Running"
     assert shown == {"cordoned": 1.0}
     ((xid, meaning),) = [(one.number, one.meaning) for one in second.xids]
-    assert (xid, meaning) == (79, "the GPU has fallen off the bus")
+    assert (xid, meaning) == (79, Xid(unhealthy.uuid, 79).meaning)
     labels = {"hw_id": unhealthy.uuid, "hw_type": "gpu", "error_type": "xid 79"}
     assert (REGISTRY.get_sample_value("hw_errors_total", labels) or 0) >= 1
     assert state_shown(unhealthy.uuid, 1) == {"healthy": 1.0}

@@ -15,12 +15,17 @@ from services.api.projection.problems import (
     AffectedObject,
     ComponentMonitor,
     DataAge,
+    clock_problems,
     problems_of,
+    slow_servers,
 )
 from services.api.projection.projection import Projection
 from services.api.projection.visible_cluster import all_namespaces
-from services.api.reports.cluster_metrics import export_cluster, observe_bound
+from services.api.reports.cluster_metrics import export_cluster, export_servers, observe_bound
 from services.api.reports.legacy_metrics import LEFT_OUT, metric_families
+from services.node_agent.gpus.device_faults import Xid
+from shared.model.devices.device import Hardware
+from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import Heartbeat, PodBound
 from shared.model.leases.lease import MIB, Lease
 from shared.model.leases.ledger import NodeTotals, counted_use
@@ -154,6 +159,108 @@ def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
     assert texts(all_namespaces) == [old, shown, *rest]
     hidden = ("warning", "Unhealthy: the agent reports no reason: GPU 0 of n1")
     assert texts({"other"}.__contains__) == [old, hidden, *rest]
+
+
+def test_a_sick_gpu_is_one_problem_whose_hint_is_the_remedy() -> None:
+    sick, other = build.devices(2, "n1")
+    fault = f"cordoned: {Xid(sick.uuid, 95).fault}"
+    both = (replace(device, healthy=False, fault=fault) for device in (sick, other))
+    projection = projected(NodeTotals(node=build.ledger_node("n1", *both), leases=()))
+
+    (problem,) = problems_of(projection, [], DataAge(), visible=all_namespaces, now=50.0)
+
+    assert problem.text == "Unhealthy: Xid 95, uncontained memory error: GPU 0 of n1, GPU 1 of n1"
+    assert problem.hint.startswith("drain the GPU and reset it before it gets new pods")
+
+
+def test_a_gpu_that_its_temperature_slows_down_is_a_problem_while_it_does() -> None:
+    hot, cold = build.devices(2, "n1")
+    projection = projected(NodeTotals(node=build.ledger_node("n1", hot, cold), leases=()))
+    for device, reasons in ((hot, ("temperature (hardware)",)), (cold, ("power limit",))):
+        projection.hardware[device.uuid] = Hardware(device=device.uuid, at=1.0, throttle=reasons)
+
+    (problem,) = problems_of(projection, [], DataAge(), visible=all_namespaces, now=50.0)
+
+    assert (problem.severity, problem.text) == (
+        "warning",
+        "Slowed down by temperature: GPU 0 of n1",
+    )
+
+
+def test_an_agent_that_is_silent_is_one_problem() -> None:
+    """Its node is closed, and its usage unknown, for the same reason."""
+    components = ComponentMonitor(0.0)
+    all_report(components, 40.0)
+    closed = f"{CORDON_PREFIX}the agent of node n1 does not respond: no responders"
+    (device,) = build.devices(1, "n1")
+    node = build.ledger_node("n1", device, served=(closed,))
+    projection = projected(NodeTotals(node=node, leases=(lease("p"),)))
+    names = list(projection.unmeasured_nodes())
+    missing = components.missing([NodeName("n1")], 40.0)
+
+    found = problems_of(projection, missing, DataAge(), visible=all_namespaces, now=40.0)
+
+    assert names == ["n1"]
+    assert [problem.text for problem in found] == ["No heartbeats: node-agent of n1"]
+
+
+def test_a_clock_that_differs_from_most_is_a_problem_and_late_messages_are_none() -> None:
+    components = ComponentMonitor(0.0)
+    for at in (100.0, 105.0, 110.0):
+        late_s = 9.0 if at == 105.0 else 0.0
+        for service in ("api", "watcher", "placer"):
+            components.record(report(service, sent_at=at - late_s), at)
+        components.record(report("binder", sent_at=at + 45.0), at)
+
+    clocks = components.clocks({"redis": -7.0}, 111.0)
+
+    texts = [affected.name for affected in clock_problems(clocks)]
+    assert texts == ["binder is 45 s ahead", "redis is 7 s behind"]
+    export_servers(clocks, {})
+    name = "leasehold_clock_difference_seconds"
+    assert REGISTRY.get_sample_value(name, {"service": "binder"}) == 45.0
+    assert REGISTRY.get_sample_value(name, {"service": "placer"}) == 0.0
+
+
+def test_a_server_that_replies_late_is_a_problem() -> None:
+    components = ComponentMonitor(0.0)
+    for at, late_s in ((100.0, 0.0), (105.0, 3.5), (110.0, 0.0)):
+        for service in ("api", "watcher", "placer"):
+            components.record(report(service, sent_at=at - late_s), at)
+
+    replies_s = {"redis": 1.4, "nats": components.lateness_s(), "api-server": 2.0}
+    missing = list(slow_servers(replies_s))
+    found = problems_of(Projection(), missing, DataAge(), visible=all_namespaces, now=111.0)
+
+    assert [problem.text for problem in found] == [
+        "NATS is slow: leases and events arrive late",
+        "The API server is slow: pods are seen, placed and bound late",
+    ]
+    export_servers({}, replies_s)
+    name = "leasehold_server_reply_seconds"
+    assert REGISTRY.get_sample_value(name, {"service": "nats"}) == 3.5
+
+
+def test_a_wrong_clock_of_the_api_is_its_own() -> None:
+    components = ComponentMonitor(0.0)
+    for at in (100.0, 105.0, 110.0):
+        components.record(report("api", sent_at=at), at)
+        for service in ("watcher", "placer", "binder"):
+            components.record(report(service, sent_at=at - 60.0), at)
+
+    texts = [affected.name for affected in clock_problems(components.clocks({}, 111.0))]
+
+    assert texts == ["api is 60 s ahead"]
+
+
+def test_if_no_component_is_heard_nats_is_the_cause() -> None:
+    components = ComponentMonitor(0.0)
+    for service in ("api", "watcher", "placer", "binder"):
+        components.record(report(service), 100.0)
+
+    (text,) = problem_texts(components, 120.0)
+
+    assert text.startswith("NATS delivers no heartbeats, not even those of the API: api, binder")
 
 
 NOW = 1000.0

@@ -94,7 +94,7 @@ def test_each_cordon_lasts_twice_as_long_up_to_a_limit_until_the_device_was_stea
 def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
     record = after((0, GRAVE), (5, MILD), (30, None))
 
-    assert record.message == "probing: XidError: Xid 79, the GPU has fallen off the bus"
+    assert record.message.startswith("probing: XidError: Xid 79, the GPU has fallen off the bus: ")
 
 
 TRANSITIONS: Mapping[HealthState, frozenset[HealthState]] = {
@@ -266,6 +266,26 @@ def test_a_critical_xid_cordons_its_own_device_only() -> None:
     one = probe(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
 
     assert [one[A].state, one[B].state] == [HealthState.HEALTHY, HealthState.CORDONED]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (13, "restart the program; the GPU works on, and needs no reset"),
+        (31, "restart the program; the GPU works on, and needs no reset"),
+        (48, "drain the GPU and reset it; have it replaced (RMA) if that happens again"),
+        (74, "drain the GPU and reset it; check the connectors, and have it replaced"),
+        (79, "drain the node and restart it, with its power off; have it replaced (RMA)"),
+        (94, "restart the pods whose programs have failed, and reset the GPU at the next"),
+        (95, "drain the GPU and reset it before it gets new pods"),
+        (999, "https://docs.nvidia.com/deploy/xid-errors/"),
+    ],
+)
+def test_an_xid_says_what_nvidia_advises_to_do(number: int, remedy: str) -> None:
+    fault = Xid(A, number).fault
+
+    assert fault.text.startswith(f"Xid {number}, ")
+    assert f": {remedy}" in fault.text
 
 
 def test_application_xids_cordon_no_device() -> None:
