@@ -172,8 +172,8 @@ async def run_night(
     results: list[NightResult] = []
     night_of_faults = asyncio.current_task()
     assert night_of_faults is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, night_of_faults.cancel)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(ending, night_of_faults.cancel)
     async with night_stack() as night:
         runner = NightRunner(night, patience=patience, prints_words=prints_words)
         for number, fault in enumerate(faults, start=1):

@@ -85,7 +85,7 @@ def report_of(config: NamedSharing) -> ConfigurationReport:
 
 def _unmapped(sharing: NodeSharing) -> Iterator[str]:
     for resource in unknown_gpus(sharing.replicas):
-        yield f"{resource}: {did_you_mean(resource)}"
+        yield f"{resource}: {did_you_mean(resource, 1)}"
 
 
 def _several(sharing: NodeSharing) -> str:

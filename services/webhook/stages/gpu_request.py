@@ -219,7 +219,7 @@ def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str
     yield from misplaced
     yield from find_unread(pod, dialect)
     if dialect:
-        yield from find_sharing_selectors(pod.spec.node_selector)
+        yield from map(Hint, find_sharing_selectors(pod.spec.node_selector))
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:
