@@ -8,7 +8,7 @@ import pytest
 
 from tests import conftest
 from tools.packed_assignments import assignments
-from tools.size import Size, room_of, size_of, sizes, table
+from tools.size import ROOT, Size, room_of, size_of, sizes, table
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_size_of_a_file_is_that_of_what_is_read() -> None:
 
 
 def test_rooms_are_the_folders_below_those_of_the_repository() -> None:
-    path = next(conftest.ROOT.glob("services/binder/bind/pod_binder.py")).relative_to(conftest.ROOT)
+    path = next(ROOT.glob("services/binder/bind/pod_binder.py")).relative_to(ROOT)
 
     of = sizes([path, path])
 
