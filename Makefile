@@ -20,7 +20,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit native compiled test-compiled lint lint-javascript locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help anew up down status test bytecode test-fast size test-gpu test-gpu-kit native compiled test-compiled lint lint-javascript locks vulnerabilities docs dist release-dry-run release proto
 
 help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
@@ -84,6 +84,10 @@ TESTS_OF_ROOM = $(or $(wildcard tests/unit/$(ROOM) tests/integration/$(ROOM) $(R
 
 test: $(STAMP)
 	$(PYTEST) -n 6 --no-loadscope-reorder --durations 30 $(if $(CI)$(ROOM),,-m "not long") $(if $(ROOM),$(TESTS_OF_ROOM),$(ALL_TESTS)) $(ARGS)
+
+# Written once, before several processes of the tests would each write all of it.
+bytecode: $(STAMP)
+	@$(PYTEST) -n 0 --collect-only -qq $(ALL_TESTS) >/dev/null || true
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)
