@@ -26,7 +26,7 @@ CASES = {
 }
 WAYS = ("ex", "cooperative", "thread", "streams", "address")
 MEASURED_S = 4.0
-TRIES = 6
+TRIES = 10
 PERIOD_S = 0.5
 
 
@@ -101,7 +101,8 @@ def test_two_containers_with_25_and_75_percent_get_nine_tenths_of_that_at_once(
     nvml: GpuDriver, container: MakeContainer
 ) -> None:
     """The rest is lost by switches. Long kernels are corrected by what NVML shows."""
-    short, long = gpu(1), gpu(2)
+    short = gpu(1)
+    long = gpu(2)
     nvml.create(short, long)
     containers = {
         (own, percent): (container({own.uuid: percent}), own)
@@ -212,7 +213,8 @@ def test_a_limit_that_changes_holds_at_once_for_programs_that_run(
 def test_each_gpu_has_its_own_limit_however_cuda_orders_them(
     driver: GpuDriver, container: MakeContainer
 ) -> None:
-    slow, fast = gpu(1, sms=40), gpu(2, sms=100)
+    slow = gpu(1, sms=40)
+    fast = gpu(2, sms=100)
     driver.create(slow, fast)  # CUDA lists the fast one first
     made = container({slow.uuid: 20, fast.uuid: 60})
     made.load().send("flood 300s 1000 kernel 1")
