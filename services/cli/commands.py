@@ -222,6 +222,19 @@ class Explain(UsageArguments):
 
 
 @command(
+    "migrate", "request.plugin_config:migrate", "plugin-configs.yaml", "- -o json < config.yaml"
+)
+class Migrate:
+    """Show what a configuration of NVIDIA's device plugin stands for here; needs no cluster.
+
+    The file is one of the plugin's, or the ConfigMap with several of them.
+    """
+
+    file: str = argument(..., "- for standard input", positional=True, metavar="FILE")
+    output: str = output()
+
+
+@command(
     "trace",
     "inspect.views:trace",
     "my-pod",

@@ -22,6 +22,7 @@ from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
+from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.vocabulary import (
     did_you_mean,
     find_misplaced,
@@ -209,6 +210,8 @@ def report_of(
 def _warnings(pod: PodView, dialect: str) -> Iterator[str]:
     yield from (word.text for word in find_misplaced(pod))
     yield from find_unread(pod, dialect)
+    if dialect:
+        yield from find_sharing_selectors(pod.spec.node_selector)
 
 
 def _place_and_grant(

@@ -19,6 +19,7 @@ from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.isolation_words import parse_isolation
+from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import MisplacedKey, find_misplaced, find_unread
 from shared.model.bounds import MOST_ANNOTATIONS
@@ -195,6 +196,8 @@ def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> 
 def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[str]:
     yield from (word.text for word in misplaced)
     yield from find_unread(pod, dialect)
+    if dialect:
+        yield from find_sharing_selectors(pod.spec.node_selector)
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:

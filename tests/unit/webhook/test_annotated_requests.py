@@ -199,3 +199,12 @@ def test_a_pod_that_only_kube_scheduler_can_place_is_read_after_it_is_handed_ove
 
     assert completed["spec"]["schedulerName"] == "leasehold-full"
     assert parsed(completed).containers == parsed(kai_pod(notes=HALF)).containers
+
+
+def test_a_selector_of_gpus_that_another_plugin_shares_is_warned_of() -> None:
+    obj = pod(gpu(), nodeSelector={"nvidia.com/gpu.sharing-strategy": "time-slicing"})
+
+    decision = reviewed(obj)
+
+    assert decision.allowed
+    assert any("no node of Leasehold has this label" in text for text in decision.warnings)
