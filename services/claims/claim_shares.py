@@ -51,11 +51,9 @@ def reservation_of(
     claim: AllocatedClaim, node: LedgerNode | None, trace: str = ""
 ) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
-    devices = {
-        name: (device, use, profile)
-        for device, use in (node.devices if node else ())
-        for name, profile in claimable(device).items()
-    }
+    if claim.refusal:
+        return claim.refusal
+    devices = _claimable_devices(node)
     shares: list[Share] = []
     profiles: dict[DeviceUuid, list[str]] = {}
     instances: list[tuple[Device, DeviceUse]] = []
@@ -111,6 +109,16 @@ def reservation_of(
         claim=lease.claim,
         trace=lease.trace,
     )
+
+
+def _claimable_devices(
+    node: LedgerNode | None,
+) -> dict[str, tuple[Device, DeviceUse, MigProfile | None]]:
+    return {
+        name: (device, use, profile)
+        for device, use in (node.devices if node else ())
+        for name, profile in claimable(device).items()
+    }
 
 
 def holding_of(

@@ -38,7 +38,7 @@ examples:
 """
 GROUPS = {
     "See what runs and what waits": ("gpus", "ps", "top", "explain", "trace", "preemptions"),
-    "GPU time and plans": ("budget", "report", "what-if", "defrag"),
+    "GPU time and plans": ("budget", "report", "what-if", "defrag", "migrate"),
     "Operate": (
         *("resize", "cordon", "uncordon", "doctor", "audit", "credentials", "node-keys"),
         "topology",

@@ -6,9 +6,10 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 
 from msgspec import Raw, Struct, field
 
+from shared.dialects.nvidia.dra_parameters import check_parameters
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import Condition, ObjectMeta, Quantities
-from shared.model.bounds import check_bounds
+from shared.model.bounds import check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.names import Namespace, NodeName, PodUid
@@ -30,8 +31,21 @@ class DeviceRequestAllocationResult(Struct, frozen=True, rename="camel"):
     consumed_capacity: Quantities | None = None
 
 
+class OpaqueDeviceConfiguration(Struct, frozen=True):
+    driver: str = ""
+    parameters: Raw = Raw(b"null")
+
+
+class DeviceAllocationConfiguration(Struct, frozen=True):
+    """Parameters of a claim or its class, for all its requests if none is named."""
+
+    requests: tuple[str, ...] = ()
+    opaque: OpaqueDeviceConfiguration | None = None
+
+
 class DeviceAllocationResult(Struct, frozen=True):
     results: tuple[DeviceRequestAllocationResult, ...] = ()
+    config: tuple[DeviceAllocationConfiguration, ...] = ()
 
 
 class AllocationResult(Struct, frozen=True, rename="camel"):
@@ -121,6 +135,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         resource_version=claim.metadata.resource_version,
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
+        refusal=_parameter_fault(allocation),
     )
     check_bounds(allocated, f"ResourceClaim {allocated.namespace}/{allocated.name}")
     return allocated
@@ -134,6 +149,18 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
         if result.driver == DRIVER
         and (not result.admin_access or LEASED in result.binding_conditions)
     ]
+
+
+def _parameter_fault(allocation: AllocationResult) -> str:
+    """Return why parameters for our driver cannot be met, or an empty text."""
+    for config in allocation.devices.config:
+        if config.opaque is None or config.opaque.driver != DRIVER:
+            continue
+        try:
+            check_parameters(bytes(config.opaque.parameters))
+        except RequestError as error:
+            return cut(str(error))
+    return ""
 
 
 def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:

@@ -104,6 +104,25 @@ def test_a_dialect_declares_what_the_agent_writes_on_nodes_and_pods(name: str) -
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+def test_no_dialect_writes_what_kais_own_components_write_and_obey(name: str) -> None:
+    dialect = DIALECTS[name]
+    held = lease("u1", "n1", share(), dialect=name, memo="")
+    containers = frozenset(share.container for share in held.shares)
+    written = {
+        *dialect.node_annotations,
+        *dialect.node_labels,
+        *dialect.agent_annotations,
+        *dialect.allocated_annotations(held, containers),
+        *dialect.failed_annotations(held),
+    }
+    if name != "koordinator":  # its annotations need what was requested
+        written |= dialect.binding_annotations(held, 0.0).keys()
+
+    prefixes = ("nvidia.com/container.", "kai.scheduler/", "runai")
+    assert [key for key in written if key.startswith(prefixes)] == []
+
+
+@pytest.mark.parametrize("name", DIALECTS)
 def test_no_pod_may_mount_over_what_a_lease_mounts(name: str) -> None:
     half = share(LARGEST[0].uuid, cores_percent=50, slotted=True)
     held = lease("u1", "n1", half, dialect=name)

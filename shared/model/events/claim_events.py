@@ -17,6 +17,7 @@ from shared.model.bounds import (
     CopyText,
     GenerationText,
     KeyText,
+    MessageText,
     NameText,
     ShortText,
     TraceText,
@@ -65,6 +66,8 @@ class AllocatedClaim:
     or empty."""
     lease: CopyText = ""
     """The copy in `status.devices`, as read."""
+    refusal: MessageText = ""
+    """Why its parameters cannot be met, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

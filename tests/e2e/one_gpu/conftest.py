@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from shared.dialects import SCHEDULERS
 from tests.support.servers.otlp import Spans, otlp_receiver
 from tests.support.stack import Stack, stack
 
@@ -17,5 +18,6 @@ async def spans() -> AsyncIterator[Spans]:
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def whole(spans: Spans) -> AsyncIterator[Stack]:
     flags = ("--nodes", "1", "--gpus", "1xT4", "--otlp-endpoint", spans.url)
-    async with stack(*flags, webhook=True) as started:
+    served = {"LEASEHOLD_SCHEDULERS": ",".join((*SCHEDULERS, "kai-scheduler"))}
+    async with stack(*flags, webhook=True, env=served) as started:
         yield started

@@ -91,14 +91,17 @@ EVERYBODY: Mapping[str, tuple[str, Mapping[str, int]]] = {
         "koord-scheduler",
         {"koordinator.sh/gpu-core": 30, "koordinator.sh/gpu-memory": 3_000_000_000},
     ),
+    "kai": ("kai-scheduler", {}),
 }
+NOTES = {"kai": {"gpu-fraction": "0.1"}}
 
 
 async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
     up: Stack,
 ) -> None:
     for name, (scheduler, limits) in EVERYBODY.items():
-        await up.create(gpu_pod(name, limits, schedulerName=scheduler))
+        notes = NOTES.get(name)
+        await up.create(gpu_pod(name, limits, schedulerName=scheduler, annotations=notes))
     for name in EVERYBODY:
         await up.until(name, running)
     held = await leases(up)
@@ -110,9 +113,7 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
         if key.startswith("CUDA_DEVICE_MEMORY_LIMIT")
     }
 
-    assert {held[name].dialect for name in EVERYBODY} == {
-        name for name, dialect in DIALECTS.items() if dialect.resources
-    }
+    assert {held[name].dialect for name in EVERYBODY} == set(DIALECTS)
     [use] = devices.values()
     booked_mib = {name: sum(s.memory_mib for s in held[name].shares) for name in EVERYBODY}
     assert booked_mib == {
@@ -121,12 +122,15 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
         "vcuda": 15 * 256,
         "hami": 2000,
         "koord": 2862,
+        "kai": 1536,
     }
-    assert (use.memory_mib, use.cores_percent, use.shares) == (sum(booked_mib.values()), 75, 5)
+    assert (use.memory_mib, use.cores_percent, use.shares) == (sum(booked_mib.values()), 75, 6)
     assert limits_of == {
         "vgpu": 4000 * MIB,
         "vcuda": 15 * 256 * MIB,
         "hami": 2000 * MIB,
         "koord": 3_000_000_000,
+        "kai": 1536 * MIB,
     }
+    assert (await up.environment("kai"))["GPU_PORTION"] == "0.10"
     await up.audit()

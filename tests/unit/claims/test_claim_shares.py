@@ -29,7 +29,9 @@ GPU = device("GPU-12345678-1234-1234-1234-123456789abc", slots=64)
 LONGEST = f"{'g' * 63}/{'m' * 63}"
 
 
-def read_claim(request: str, results: int = 1, **metadata: Any) -> AllocatedClaim:
+def read_claim(
+    request: str, results: int = 1, config: Any = (), **metadata: Any
+) -> AllocatedClaim:
     result: dict[str, Any] = {
         "driver": DRIVER,
         "pool": "n1",
@@ -40,15 +42,15 @@ def read_claim(request: str, results: int = 1, **metadata: Any) -> AllocatedClai
     shared = [{**result, "shareID": f"{number:036}"} for number in range(results)]
     claim = {
         "metadata": {"name": "c", "namespace": "a", "uid": f"{0:036}", **metadata},
-        "status": {"allocation": {"devices": {"results": shared}}},
+        "status": {"allocation": {"devices": {"results": shared, "config": config}}},
     }
     read = allocated_claim(msgspec.json.decode(json.dumps(claim), type=ApiResourceClaim))
     assert read is not None
     return read
 
 
-def reserved(request: str, results: int = 1) -> Reservation | str:
-    return reservation_of(read_claim(request, results), ledger_node("n1", GPU))
+def reserved(request: str, results: int = 1, config: Any = ()) -> Reservation | str:
+    return reservation_of(read_claim(request, results, config), ledger_node("n1", GPU))
 
 
 def leased(wanted: Reservation | str) -> Lease:
@@ -152,3 +154,20 @@ def test_a_fault_that_names_pods_is_not_told_to_the_user_of_a_claim(fault: str, 
     text = refusal_text(wanted, NoCapacity(pod=wanted.pod, reason="device-unhealthy"), broken)
 
     assert text.endswith(told)
+
+
+def parameters(driver: str, **sharing: Any) -> dict[str, Any]:
+    config = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+    return {"source": "FromClaim", "opaque": {"driver": driver, "parameters": config}}
+
+
+def test_a_claim_whose_parameters_no_node_can_meet_is_refused_in_words() -> None:
+    by_mps = parameters(DRIVER, strategy="MPS")
+    of_another = parameters("gpu.nvidia.com", strategy="MPS")
+    slices = parameters(DRIVER, strategy="TimeSlicing")
+
+    refused = reserved("gpu", config=[slices, by_mps])
+
+    assert isinstance(refused, str)
+    assert refused.startswith("sharing.strategy is MPS, which no node of this version offers")
+    assert isinstance(reserved("gpu", config=[slices, of_another]), Reservation)

@@ -1,0 +1,86 @@
+"""Parameters of NVIDIA's DRA driver in claims for ours: what is accepted, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.dialects.nvidia.dra_parameters import check_parameters
+from shared.model.errors import RequestError
+
+HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
+MIG = HEAD | {"kind": "MigDeviceConfig"}
+
+
+def check(sharing: Any = None, head: dict[str, Any] = HEAD, **more: Any) -> None:
+    config = head | more | ({} if sharing is None else {"sharing": sharing})
+    check_parameters(json.dumps(config).encode())
+
+
+def slicing(interval: str) -> dict[str, Any]:
+    return {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+
+
+def mps(**config: Any) -> dict[str, Any]:
+    return {"strategy": "MPS", "mpsConfig": config}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "head"),
+    [
+        (None, HEAD),
+        (None, MIG),
+        ({"strategy": "TimeSlicing"}, HEAD),
+        (slicing("Default"), HEAD),
+        *((slicing(interval), MIG) for interval in ("Default", "Short", "Medium", "Long")),
+    ],
+)
+def test_what_a_claim_has_anyway_or_what_has_no_effect_is_accepted(
+    sharing: Any, head: dict[str, Any]
+) -> None:
+    check(sharing, head)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "fault"),
+    [
+        *((slicing(interval), f"interval is {interval}") for interval in ("Short", "Long")),
+        (slicing("Longer"), "invalid: Invalid enum value 'Longer'"),
+        ({"strategy": "Exclusive"}, "invalid: Invalid enum value 'Exclusive'"),
+        ({}, "missing required field `strategy`"),
+        ({"strategy": "TimeSlicing", "mpsConfig": {}}, "strategy is TimeSlicing"),
+        (
+            mps() | {"timeSlicingConfig": {}},
+            "timeSlicingConfig is set, and sharing.strategy is MPS",
+        ),
+        ({"strategy": "MPS"}, "which no node of this version offers: leave it out, and request"),
+        (mps(defaultActiveThreadPercentage=101), "`int` <= 100"),
+        (mps(defaultActiveThreadPercentage=-1), "`int` >= 0"),
+        (mps(multiUser="yes"), "Expected `bool"),
+        (mps(defaultPinnedDeviceMemoryLimit="1023Ki"), "must be 1Mi or more, got '1023Ki'"),
+        (mps(defaultPinnedDeviceMemoryLimit="much"), "is not a Kubernetes quantity"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "1"}), "Limit[0] must be 1Mi or more"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"card": "1Gi"}), "its key is no index and no UUID"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi", "GPU-1": "2Gi"}), "no node of this"),
+        (mps(unknown=1), "contains unknown field `unknown`"),
+    ],
+)
+def test_what_is_wrong_or_cannot_be_met_is_refused_with_the_field(sharing: Any, fault: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check(sharing)
+
+    assert fault in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "head", [{"apiVersion": "v1"}, {"kind": "VfioDeviceConfig"}, {"more": 1}, {"sharing": []}]
+)
+def test_other_kinds_and_unknown_fields_are_refused(head: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="parameters of the claim are invalid"):
+        check(**head)
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"[" * 100_000, b"\xff"])
+def test_what_is_no_object_is_refused(text: bytes) -> None:
+    with pytest.raises(RequestError, match="parameters of the claim are invalid"):
+        check_parameters(text)
