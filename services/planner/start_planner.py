@@ -48,6 +48,7 @@ from shared.placing.starts import (
     with_claims,
     with_some_end,
 )
+from shared.runtime.promised_starts import PromiseOutcome, count_end
 from shared.runtime.service import Publish
 
 AGED_S = 3600.0
@@ -309,6 +310,7 @@ class StartPlanner:
             raise
         finally:
             self.mirror.note_changed(_nodes_of(start))
+        count_end(start, PromiseOutcome.WITHDRAWN, self.clock.now())
         self._report_withdrawal(start, reason)
         self._plan_at = 0.0
 
@@ -438,6 +440,7 @@ class StartPlanner:
         if not is_stored:
             return False
         for start, reason in crossed:
+            count_end(start, PromiseOutcome.WITHDRAWN, self.clock.now())
             self._report_withdrawal(start, reason)
         pods = planned.wanted[:MOST_START_EVENTS]
         self.reports.add(pods, StartDecision.PLANNED, planned.text, opened_at=planned.opened_at)

@@ -7,7 +7,7 @@ import msgspec
 
 from services.timekeeper.accounts.cost_hours import (
     WEEK_MS,
-    IdleShares,
+    LastUses,
     Size,
     charged_leases,
     device_states,
@@ -49,7 +49,7 @@ class CostRecorder:
         self.read_usage = read_usage
         self.clock = clock
         self.kept_hours = keep_days * 24  # counted, since one wrong time must not delete them
-        self._idle: IdleShares = {}
+        self._idle: LastUses = {}
 
     async def record(self) -> None:
         """Record until now. The journal is read last: it has all changes since the leases."""
@@ -105,8 +105,8 @@ class CostRecorder:
                 -passed_ms // 1000,
             )
 
-    async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
-        """Return whether shares are idle, of those that agents measure on their own nodes."""
+    async def _read_idle(self, nodes: Iterable[NodeTotals]) -> LastUses:
+        """Return since when shares are idle, of those that agents measure on their own nodes."""
         pods = {
             node_totals.node.facts.name: {lease.pod for lease in node_totals.leases}
             for node_totals in nodes
@@ -114,7 +114,7 @@ class CostRecorder:
         }
         replies = await self.read_usage(pods)
         return {
-            share.key: share.is_idle(self.clock.now())
+            share.key: share.idle_since
             for name, reply in replies.items()
             for share in (reply.shares if reply else ())
             if share.pod in pods[name]

@@ -51,7 +51,7 @@ QUESTIONS = (
                   (f"max by (model) (leasehold_largest_free_share_bytes{MODEL})",)),
             Panel("Memory leased, of usable devices", "percentunit",
                   (f"model:leasehold_memory_leased:ratio{MODEL}",)),
-            Panel("Cores leased, in GPUs", "short",
+            Panel("Leased, in GPUs", "short",
                   (f"max by (model) (leasehold_leased_gpus{MODEL})",)),
             Panel("Idle leases by namespace", "short",
                   ("max by (namespace) (leasehold_idle_leases) or vector(0)",)),

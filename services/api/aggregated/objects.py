@@ -15,7 +15,7 @@ from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError
-from shared.model.views.gpus import DeviceReservation, MeasuredView, ShareView
+from shared.model.views.gpus import DevicePhase, DeviceReservation, MeasuredView, ShareView
 from shared.model.views.view import View
 from shared.placing.anti_affinity import matches_labels
 
@@ -142,14 +142,13 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     projection = cluster.projection
     for view in projection.devices.values():
         message = projection.closed_by(view)
-        phase = "Closed" if message else "Ready"
-        if view.reservation and not message:
-            phase = "Reserved"
+        phase = str(view.phase)
+        if view.phase is DevicePhase.RESERVED and view.reservation:
             message = DeviceReservation(until=view.reservation.until).text
-        if not view.healthy:
-            fault = visible_fault(view.fault, lambda _: False)
-            phase = "Unhealthy"
-            message = fault or "it is not healthy"
+        if view.phase is DevicePhase.UNHEALTHY:
+            message = visible_fault(view.fault, lambda _: False) or "it is not healthy"
+        if view.phase in {DevicePhase.LEASED, DevicePhase.FREE}:
+            phase = "Ready"
         labels = projection.totals[view.node].node.facts.labels
         yield VisibleObject(
             kind="GPUDevice",

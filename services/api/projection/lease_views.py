@@ -1,15 +1,19 @@
 """Devices, leases, shares and budgets as the API returns them; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import structs
+
+from services.api.projection.page_views import NodeView
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
+from shared.model.budgets.weights import milli_gpu_of
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share
-from shared.model.names import Namespace, NodeName
+from shared.model.names import Namespace, PodUid
 from shared.model.quantity import HOUR_S
 from shared.model.views.budgets import BudgetView, IdleHolder
-from shared.model.views.gpus import DeviceReservation, DeviceView, HeldShare
+from shared.model.views.gpus import DevicePhase, DeviceReservation, DeviceView, HeldShare
 from shared.model.views.pods import FinishedPod
 
 SHOWN_TO_ALL = (
@@ -20,7 +24,7 @@ SHOWN_TO_ALL = (
 
 
 def device_view(
-    node: NodeName,
+    node: NodeView,
     device: Device,
     use: DeviceUse,
     *,
@@ -31,9 +35,9 @@ def device_view(
     use = use.taken
     layout = next((layout for layout in device.layouts if layout.name == use.layout), None)
     profiles = layout.profiles if layout else ()
-    return DeviceView.from_attributes(
+    view = DeviceView.from_attributes(
         device,
-        node=node,
+        node=node.node,
         excluded=excluded,
         used_memory_mib=use.memory_mib,
         used_cores_percent=use.cores_percent,
@@ -46,7 +50,45 @@ def device_view(
         layouts=len(device.layouts),
         shares=shares,
         reservation=reservation,
+        milli_gpu=sum(milli_gpu_of(held) for held in by_pod(shares)),
     )
+    return structs.replace(view, phase=phase_of(view, node))
+
+
+def phase_of(view: DeviceView, node: NodeView) -> DevicePhase:
+    """Return what a device is to new pods: by this, pages, commands and metrics count devices."""
+    if not view.healthy:
+        return DevicePhase.UNHEALTHY
+    if closed_by(view, node):
+        return DevicePhase.CLOSED
+    if view.reservation:
+        return DevicePhase.RESERVED
+    return DevicePhase.LEASED if view.shares else DevicePhase.FREE
+
+
+def closed_by(view: DeviceView, node: NodeView | None) -> str:
+    """Return why a healthy device gets no new shares, or an empty text if it does."""
+    if node is None or node.deleted:
+        return "the node is gone"
+    return view.excluded or node.closed_by
+
+
+def by_pod(shares: Iterable[HeldShare]) -> Iterator[list[HeldShare]]:
+    """Yield the shares of a device that belong to the same pod together."""
+    pods: dict[PodUid, list[HeldShare]] = {}
+    for share in shares:
+        pods.setdefault(share.pod, []).append(share)
+    yield from pods.values()
+
+
+def is_idle(shares: Iterable[HeldShare]) -> bool:
+    """Return whether a pod's part of a device is idle: all its running containers are."""
+    running = [share for share in shares if not share.init]
+    return bool(running) and all(share.measured and share.measured.idle for share in running)
+
+
+def idle_milli_gpu(shares: Iterable[HeldShare]) -> int:
+    return sum(milli_gpu_of(held) for held in by_pod(shares) if is_idle(held))
 
 
 def _capacity(device: Device, live: MigLayout | None) -> int:
@@ -66,19 +108,24 @@ def hidden_share(share: HeldShare) -> HeldShare:
     return HeldShare(**{name: getattr(share, name) for name in SHOWN_TO_ALL})
 
 
-def idle_holder(share: HeldShare, now: float) -> IdleHolder:
-    since = share.measured.idle_since if share.measured else None
-    hours = max(now - (now if since is None else since), 0.0) / HOUR_S
+def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
+    """Return what a pod's part of a device holds that is idle, since its last use."""
+    running = [share for share in shares if not share.init]
+    used_at = [share.measured.idle_since for share in running if share.measured]
+    since = max((at for at in used_at if at is not None), default=now)
+    hours = max(now - since, 0.0) / HOUR_S
+    gpus = milli_gpu_of(shares) / 1000
+    memory_mib = sum(share.memory_mib for share in running)
     return IdleHolder(
-        namespace=share.namespace,
-        owner=f"Pod/{share.name}",
-        name=share.name,
-        shares=1,
-        gpus=share.part_of_device,
-        memory_mib=share.memory_mib,
-        gpu_hours=hours * share.part_of_device,
-        mib_hours=hours * share.memory_mib,
-        idle_since=now if since is None else since,
+        namespace=running[0].namespace,
+        owner=f"Pod/{running[0].name}",
+        name=running[0].name,
+        shares=len(running),
+        gpus=gpus,
+        memory_mib=memory_mib,
+        gpu_hours=hours * gpus,
+        mib_hours=hours * memory_mib,
+        idle_since=since,
     )
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 
 from msgspec import structs
 
-from services.api.projection.lease_views import device_view, held_share
+from services.api.projection.lease_views import closed_by, device_view, held_share, phase_of
 from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
 from services.api.projection.recent_events import PodEvent, ProblemKey, RecentEvents
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Budget, LeaseClass
@@ -76,9 +76,16 @@ class Projection:
         measured = self._measured.get(name, {})
         shares = _shares_by_device(totals.leases)
         closed = facts.closed_devices
+        node = NodeView(
+            node=name,
+            cordoned=cordon_reason(served),
+            unschedulable=facts.unschedulable,
+            deleted=not facts.allocatable and not facts.labels,
+            devices=tuple(device.uuid for device, _ in totals.node.devices),
+        )
         devices = [
             device_view(
-                name,
+                node,
                 device,
                 use,
                 excluded=_excluded(device, closed),
@@ -87,13 +94,6 @@ class Projection:
             )
             for device, use in totals.node.devices
         ]
-        node = NodeView(
-            node=name,
-            cordoned=cordon_reason(served),
-            unschedulable=facts.unschedulable,
-            deleted=not facts.allocatable and not facts.labels,
-            devices=tuple(view.uuid for view in devices),
-        )
         before = self.nodes.get(name)
         changed = self._remove_devices(set(before.devices if before else ()) - set(node.devices))
         if before != node:
@@ -134,10 +134,7 @@ class Projection:
 
     def closed_by(self, view: DeviceView) -> str:
         """Return why a healthy device gets no new shares, or an empty text if it does."""
-        node = self.nodes.get(view.node)
-        if node is None or node.deleted:
-            return "the node is gone"
-        return view.excluded or node.closed_by
+        return closed_by(view, self.nodes.get(view.node))
 
     def unmeasured_nodes(self) -> list[NodeName]:
         """Return the nodes with leases whose agents did not report their usage."""
@@ -243,9 +240,8 @@ class Projection:
             if before.get(uuid) != reservations.get(uuid) and uuid in self.devices
         }
         for uuid in changed:
-            self.devices[uuid] = structs.replace(
-                self.devices[uuid], reservation=reservations.get(uuid)
-            )
+            view = structs.replace(self.devices[uuid], reservation=reservations.get(uuid))
+            self.devices[uuid] = structs.replace(view, phase=phase_of(view, self.nodes[view.node]))
         return {("device", uuid) for uuid in changed}
 
     def end_of(self, lease: Lease, now: float) -> LeaseEnd | None:

@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType, structs
 
 from services.api.projection.handed_over import shown_refusal
-from services.api.projection.lease_views import hidden_share, idle_holder
+from services.api.projection.lease_views import (
+    by_pod,
+    hidden_share,
+    idle_holder,
+    idle_milli_gpu,
+    is_idle,
+)
 from services.api.projection.page_views import EventView, NamespaceView, NodeView, QueueView
 from services.api.projection.problems import (
     AffectedObject,
@@ -175,12 +181,14 @@ class VisibleCluster:
 
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others."""
+        shares = tuple(map(self._share, view.shares))
         return structs.replace(
             view,
             fault=visible_fault(view.fault, self.visible),
             leftovers=tuple(map(self._leftover, view.leftovers)),
-            shares=tuple(map(self._share, view.shares)),
+            shares=shares,
             reservation=self._reservation(view.reservation),
+            idle_milli_gpu=idle_milli_gpu(share for share in shares if share.pod),
         )
 
     def _reservation(self, reservation: DeviceReservation | None) -> DeviceReservation | None:
@@ -252,9 +260,9 @@ class VisibleCluster:
     def idle(self, most: int | None) -> IdleView:
         parts: dict[PodUid, list[IdleHolder]] = {}
         for view in self.projection.devices.values():
-            for share in map(self._share, view.shares):
-                if share.measured and share.measured.idle and share.pod and not share.init:
-                    parts.setdefault(share.pod, []).append(idle_holder(share, self.now))
+            for shares in by_pod(map(self._share, view.shares)):
+                if shares[0].pod and is_idle(shares):
+                    parts.setdefault(shares[0].pod, []).append(idle_holder(shares, self.now))
         pods = [
             IdleHolder.total(
                 held,

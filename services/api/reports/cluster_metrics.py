@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
+from services.api.projection.lease_views import idle_milli_gpu
 from services.api.projection.problems import AffectedObject
 from services.api.projection.projection import Projection
 from shared.model.devices.device import DeviceMode
@@ -45,7 +46,20 @@ MEMORY = Gauge("leasehold_capacity_memory_bytes", "Memory of usable devices.", [
 LEASED_MEMORY = Gauge(
     "leasehold_leased_memory_bytes", "Leased memory of usable devices.", ["model"]
 )
-LEASED_GPUS = Gauge("leasehold_leased_gpus", "Leased cores of usable devices, in GPUs.", ["model"])
+LEASED_GPUS = Gauge(
+    "leasehold_leased_gpus",
+    "Leased, in GPUs: of each pod the larger part of a device's memory or cores, as budgets weigh.",
+    ["model"],
+)
+LEASED_CORES = Gauge(
+    "leasehold_leased_cores", "Leased cores of usable devices, in GPUs.", ["model"]
+)
+IDLE_GPUS = Gauge("leasehold_idle_gpus", "What idle leases have of that, in GPUs.", ["model"])
+PHASES = Gauge(
+    "leasehold_device_phases",
+    "Devices by phase: Unhealthy, Closed, Reserved, Leased (in part, or all), Free.",
+    ["model", "phase"],
+)
 LARGEST = Gauge(
     "leasehold_largest_free_share_bytes",
     "The largest share that a usable device outside MIG mode has free; 0: none.",
@@ -83,6 +97,9 @@ ALL = (
     MEMORY,
     LEASED_MEMORY,
     LEASED_GPUS,
+    LEASED_CORES,
+    IDLE_GPUS,
+    PHASES,
     LARGEST,
     HELD,
     IDLE,
@@ -97,6 +114,10 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     _export_waiting(projection.waiting_pods(), now)
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)
+    for view in projection.devices.values():
+        PHASES.labels(view.model, view.phase).inc()
+        LEASED_GPUS.labels(view.model).inc(view.milli_gpu / 1000)
+        IDLE_GPUS.labels(view.model).inc(idle_milli_gpu(view.shares) / 1000)
     _export_idle(projection.devices.values())
     held = Counter(
         (view.node, share.memory, share.compute)
@@ -159,7 +180,7 @@ def _export_capacity(usable: Iterable[DeviceView]) -> None:
     for view in usable:
         MEMORY.labels(view.model).inc(view.memory_mib * MIB)
         LEASED_MEMORY.labels(view.model).inc(view.used_memory_mib * MIB)
-        LEASED_GPUS.labels(view.model).inc(view.used_cores_percent / 100)
+        LEASED_CORES.labels(view.model).inc(view.used_cores_percent / 100)
         free_mib = view.memory_mib - view.used_memory_mib if _has_room(view) else 0
         largest[view.model] = max(largest.get(view.model, 0), free_mib)
     for model, free_mib in largest.items():

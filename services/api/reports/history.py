@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from services.api.projection.lease_views import by_pod, is_idle
 from services.api.projection.page_views import BudgetHistory, BudgetPoint, Column
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
+from shared.model.budgets.weights import milli_gpu_of
 from shared.model.devices.device import Hardware
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
@@ -99,12 +101,12 @@ def sample_of(
     cluster = _all()
     for view in devices:
         amounts = _all(None if view.shares else 0)
-        for share in view.shares:
-            held = () if share.init else _amounts_of(share)
+        for shares in by_pod(view.shares):
+            held = _amounts_of(shares)
             _add(amounts, held)
-            if share.pod:
-                _add(by_kind[POD].setdefault(share.pod, _all()), held)
-                _add(by_kind[NAMESPACE].setdefault(share.namespace, _all()), held)
+            if pod := shares[0].pod:
+                _add(by_kind[POD].setdefault(pod, _all()), held)
+                _add(by_kind[NAMESPACE].setdefault(shares[0].namespace, _all()), held)
         amounts[:2] = view.used_memory_mib, view.used_cores_percent
         by_kind[DEVICE][view.uuid] = amounts
         _add(by_kind[NODE].setdefault(view.node, _all()), amounts)
@@ -132,13 +134,18 @@ def _all(value: float | None = None) -> _Amounts:
     return [value] * len(AMOUNTS)
 
 
-def _amounts_of(share: HeldShare) -> Values:
-    measured = share.measured
-    if measured is None:
-        return share.memory_mib, share.booked_cores
-    idle = ALL_CORES * share.part_of_device if measured.idle else 0.0
-    used = measured.memory_mib, measured.cores_percent, idle
-    return share.memory_mib, share.booked_cores, *used
+def _amounts_of(shares: Sequence[HeldShare]) -> _Amounts:
+    """Return what a pod has of a device, without its init containers."""
+    total = _all()
+    for share in shares:
+        if share.init:
+            continue
+        measured = share.measured
+        used = (measured.memory_mib, measured.cores_percent, 0.0) if measured else ()
+        _add(total, (share.memory_mib, share.booked_cores, *used))
+    if is_idle(shares):
+        total[AMOUNTS.index("idle")] = milli_gpu_of(shares) * ALL_CORES / 1000
+    return total
 
 
 def _add(total: _Amounts, more: Values) -> None:

@@ -31,7 +31,7 @@ METRIC = re.compile(r"(\w+)@")
 WAITING_PODS = "sum by (reason) (max by (system, reason) (leasehold_waiting_pods))"
 LEASED = {
     "memory": f"sum(max by (model) (leasehold_leased_memory_bytes)) / {MIB}",
-    "cores": "100 * sum(max by (model) (leasehold_leased_gpus))",
+    "cores": "100 * sum(max by (model) (leasehold_leased_cores))",
 }
 """Of the cluster, which each replica of the API exports."""
 AMOUNT_METRICS = {

@@ -51,8 +51,8 @@ export function statesOf(device, closed) {
   if (!device.healthy) states.push("unhealthy");
   if (closed) states.push("closed");
   if (device.reservation) states.push("reserved");
-  else if (!device.shares.length) states.push("free");
-  else
+  else if (device.phase === "Free") states.push("free");
+  else if (device.shares.length)
     states.push(
       device.used_memory_mib >= device.memory_mib ||
         device.used_cores_percent >= 100 ||
@@ -119,6 +119,7 @@ export function totals(store) {
     leasedCores: 0,
     usedCores: 0,
     free: 0,
+    leased: 0,
     measured: false,
   };
   for (const device of store.devices.values()) {
@@ -127,7 +128,8 @@ export function totals(store) {
     sums.unhealthy += device.healthy ? 0 : 1;
     sums.closed += device.healthy && closed ? 1 : 0;
     sums.usable += device.healthy && !closed ? 1 : 0;
-    sums.free += device.shares.length || device.reservation || closed || !device.healthy ? 0 : 1;
+    sums.free += device.phase === "Free" ? 1 : 0;
+    sums.leased += device.milli_gpu / 1000;
     sums.memory += device.memory_mib;
     sums.leasedMemory += device.used_memory_mib;
     sums.cores += 100;

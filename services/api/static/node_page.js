@@ -3,7 +3,7 @@ import { Detail, hardware, hardwareTable, PodsOf, shareItem } from "./detail.js"
 import { freeMib, lastingShares, measuredMib, model, reservationText } from "./devices.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { Fleet } from "./fleet.js";
-import { count, gpus, mib } from "./format.js";
+import { count, mib } from "./format.js";
 import { amountChart, Histories, percentChart } from "./histories.js";
 import { podLink } from "./lists.js";
 import { url } from "./route.js";
@@ -65,7 +65,7 @@ export class NodePage extends Detail {
         GPUs: `${devices.length}, ${devices.filter((device) => !device.shares.length).length} without a lease`,
         Memory: `${mib(sum((device) => device.used_memory_mib))} of ${mib(sum((device) => device.memory_mib))} leased`,
         "In use": used.length ? mib(used.reduce((all, one) => all + one, 0)) : "",
-        Compute: `${gpus(sum((device) => device.used_cores_percent))} of ${count(devices.length, "GPU")} leased`,
+        Leased: `${(sum((device) => device.milli_gpu) / 1000).toFixed(2)} of ${count(devices.length, "GPU")}`,
         "Largest free share": mib(
           Math.max(0, ...devices.map((device) => freeMib(device, store.closedReason(device)))),
         ),

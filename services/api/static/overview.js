@@ -141,6 +141,7 @@ export class Overview {
       paths.map((path) => fetchJson(`/api/v1/reports/${path}`).catch(() => null)),
     );
     this.report = hours;
+    this.costReport = costs;
     this.drawCosts(costs);
     this.idleReport = idle;
     this.drawHours();
@@ -191,7 +192,7 @@ export class Overview {
     this.tiles.gpus.draw(
       "GPUs",
       `${sums.devices}`,
-      `on ${count(store.nodes.size, "node")}, ${sums.free} free`,
+      `on ${count(store.nodes.size, "node")}, ${sums.free} free, ${sums.leased.toFixed(2)} leased`,
       { href: url("gpus"), alert: out },
     );
     /** @returns {[string, string, {leased: number, used: number}]} */
@@ -266,7 +267,9 @@ export class Overview {
   drawIdle() {
     const { store } = this.app;
     const idle = [...store.pods().values()].filter((pod) => pod.state === "idle");
-    const hours = this.histories.history && idleHours(this.histories.history);
+    const hours = this.costReport?.lines.length
+      ? idleCosts(this.costReport)
+      : this.histories.history && idleHours(this.histories.history);
     const now = `${count(idle.length, "pod")} now`;
     const [amount, unit] = hours === null || hours === undefined ? [] : gpuHours(hours).split(" ");
     this.tiles.idle.draw(
@@ -411,6 +414,11 @@ function bar(name, amount, most, text, colour = "") {
     el("span", { class: "end" }, text),
     el("span", { class: "track" }, fill),
   );
+}
+
+/** What was idle of the GPU-hours that are recorded, as in the report of costs. */
+function idleCosts({ lines }) {
+  return lines.reduce((sum, line) => sum + (line.use === "idle" ? Number(line.gpu_hours) : 0), 0);
 }
 
 function idleHours({ at, idle }) {

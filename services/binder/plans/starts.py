@@ -20,6 +20,7 @@ from shared.model.leases.ledger import WaitingPod
 from shared.model.leases.preemption import MOST_START_EVENTS, StoredStart
 from shared.model.names import PodUid
 from shared.placing.starts import LATE_S
+from shared.runtime.promised_starts import PromiseOutcome, count_end
 from shared.runtime.service import handles
 
 MISSING_S = 10.0
@@ -87,7 +88,7 @@ class PlannedStarts:
         if any(own) or gone:
             reason = f"{'other pods' if any(own) else 'too few pods'} of its gang start"
             leased = {lease.pod for lease in own if lease}
-            await self._withdraw(start, reason, set(pods) - gone - leased)
+            await self._withdraw(start, reason, set(pods) - gone - leased, is_needed=False)
             return [
                 placement_of(lease) for lease in own if lease and lease.state is LeaseState.RESERVED
             ]
@@ -97,7 +98,7 @@ class PlannedStarts:
             self._missing_since.pop(start.id, None)
         elif not is_late:  # a placer decides again about them: they wait again soon
             if now - self._missing_since.setdefault(start.id, now) > MISSING_S:
-                await self._withdraw(start, "its pods no longer wait")
+                await self._withdraw(start, "its pods no longer wait", is_needed=False)
             return []
         running = [
             ending
@@ -120,12 +121,18 @@ class PlannedStarts:
         reason = next((result for result in results.values() if isinstance(result, str)), "")
         if reason:
             await self._withdraw(start, reason)
-        elif len(results) == len(start.wanted):  # else it is tried again until it is late
-            await self.store.close_start(start)
+        elif len(results) == len(start.wanted) and await self.store.close_start(start):
+            count_end(start, PromiseOutcome.KEPT, self.clock.now())
+        # Where some are missing, it is tried again until it is late.
         return placements_among(results)
 
     async def _withdraw(
-        self, start: StoredStart, reason: str, shown_to: Container[PodUid] | None = None
+        self,
+        start: StoredStart,
+        reason: str,
+        shown_to: Container[PodUid] | None = None,
+        *,
+        is_needed: bool = True,
     ) -> None:
         try:
             if not await self.store.close_start(start):
@@ -133,6 +140,8 @@ class PlannedStarts:
         except UnavailableError:  # it may have been closed all the same
             self._record_withdrawal(start, reason, shown_to)
             raise
+        outcome = PromiseOutcome.WITHDRAWN if is_needed else PromiseOutcome.NOT_NEEDED
+        count_end(start, outcome, self.clock.now())
         self._record_withdrawal(start, reason, shown_to)
 
     def _record_withdrawal(

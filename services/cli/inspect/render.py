@@ -14,7 +14,14 @@ from shared.model.devices.enforcers import HAMI_CORE_ALONE
 from shared.model.leases.lease import RESIZE_WAITING
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
-from shared.model.views.gpus import DeviceView, GpusView, HeldShare, MeasuredView, ShareView
+from shared.model.views.gpus import (
+    DeviceView,
+    GpusView,
+    GpuTotals,
+    HeldShare,
+    MeasuredView,
+    ShareView,
+)
 from shared.model.views.leases import LeasesView, LeaseView, WaitingView
 from shared.model.views.view import View
 
@@ -29,15 +36,17 @@ def gpus(
 ) -> RenderableType:
     """Draw a bar per device in `width` columns, a letter per lease, and the leases below.
 
-    `wide` adds UUIDs and what sensors read. `narrowed` means that there are other devices.
+    `wide` adds UUIDs, what can hold parts, and what sensors read. `narrowed` means that there are
+    other devices.
     """
     blocks: list[RenderableType] = []
+    shown = [device for node in view.nodes for device in node.devices]
     for node in view.nodes:
         blocks.append(Text(node.node, style="bold"))
         if node.cordoned:
             blocks.append(Text(f"  gets no pods: {node.cordoned}", style="yellow"))
         for device in node.devices:
-            blocks += _device_lines(device, width, view.read_at)
+            blocks += _device_lines(device, width, view.read_at, wide=wide)
             if wide:
                 sensors = _sensors(device.hardware) if device.hardware else ()
                 blocks.append(Text("; ".join([f"      {device.uuid}", *sensors]), style="dim"))
@@ -45,7 +54,7 @@ def gpus(
         if narrowed:
             return Text("no such node has reported a device")
         return Text("no node has reported a device yet: are the node agents running?")
-    return Group(*blocks, *notes(view))
+    return Group(*blocks, Text(GpuTotals.of(shown).text), *notes(view))
 
 
 def _sensors(hardware: Hardware) -> Iterator[str]:
@@ -128,7 +137,9 @@ def explanation(explained: "Explanation", *, wide: bool = False) -> RenderableTy
     )
 
 
-def _device_lines(device: DeviceView, width: int, now: float) -> list[RenderableType]:
+def _device_lines(
+    device: DeviceView, width: int, now: float, *, wide: bool
+) -> list[RenderableType]:
     lines: list[RenderableType] = []
     shares = [(share.pod or str(n), share) for n, share in enumerate(device.shares)]
     pods = list(dict.fromkeys(pod for pod, _ in shares))
@@ -147,7 +158,7 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
         free -= cells
     line.append("." * free + "]" + tail, style=None if device.healthy else "red")
     lines.append(line)
-    if offered := _offered(device):
+    if wide and (offered := _offered(device)):
         lines.append(Text(f"      {offered}"))
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"

@@ -1,7 +1,8 @@
 """Records what every GPU was used for between two readings of the ledger; pure.
 
-Leases begin and end at their instants in the journal. What is read at the end of an interval counts
-for all of it: the devices, which shares were idle, and which devices have no room.
+Leases begin and end at their instants in the journal. A pod's part of a device is idle from the
+last use by any of its containers on, or from its start. What is read at the end of an interval
+counts for all of it: the devices, and which have no room.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ class Size(NamedTuple):
 WHOLE_SIZE = Size(0, 0, SharingPolicy.EXCLUSIVE)
 Sizes = Mapping[Size, int]
 """The sizes of shares, and when such a share was leased last."""
-IdleShares = Mapping[ShareKey, bool]
+LastUses = Mapping[ShareKey, float | None]
+"""Since when shares are idle, Unix seconds, or None while they are in use; of measured ones."""
 
 
 class Holding(NamedTuple):
@@ -71,7 +73,7 @@ def charged_leases(nodes: Iterable[NodeTotals]) -> Iterator[Lease]:
 def holdings(
     leases: Iterable[Lease],
     entries: Iterable[JournalEntry],
-    idle: tuple[IdleShares, IdleShares],
+    idle: tuple[LastUses, LastUses],
     from_ms: int,
     to_ms: int,
 ) -> Iterator[Holding]:
@@ -90,19 +92,34 @@ def holdings(
                 begin = entry.at_ms if entry.kind == "held" else created_ms(lease)
                 spans[id_] = (lease, begin, to_ms, False)
     for lease, begin, end, has_ended in spans.values():
-        span = max(begin, from_ms), min(end, to_ms)
-        idle_shares = idle[has_ended]
-        for device, shares in shares_by_device(lease).items() if span[0] < span[1] else ():
-            running = [share for share in shares if not share.init]
-            use = _use_of([idle_shares.get(share_key(lease.pod, share)) for share in running])
+        start, stop = max(begin, from_ms), min(end, to_ms)
+        last_uses = idle[has_ended]
+        for device, shares in shares_by_device(lease).items() if start < stop else ():
+            keys = [share_key(lease.pod, share) for share in shares if not share.init]
             model = shares[0].device_model
-            yield Holding(device, model, lease.namespace, milli_gpu(shares), use, *span)
+            for use, *span in _uses_of([last_uses.get(key, UNKNOWN) for key in keys], start, stop):
+                yield Holding(device, model, lease.namespace, milli_gpu(shares), use, *span)
 
 
-def _use_of(idle: Sequence[bool | None]) -> int:
-    if False in idle:
-        return USED
-    return IDLE if idle and None not in idle else UNMEASURED
+UNKNOWN = -1.0
+"""Stands for the last use of a share that is not measured."""
+
+
+def _uses_of(
+    idle_since: Sequence[float | None], start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield what a pod's part of a device was used for, in milliseconds."""
+    if None in idle_since:
+        yield USED, start, stop
+    elif not idle_since or UNKNOWN in idle_since:
+        yield UNMEASURED, start, stop
+    else:
+        last_use = max(at for at in idle_since if at is not None)
+        unused = min(max(round(last_use * 1000), start), stop)
+        if start < unused:
+            yield USED, start, unused
+        if unused < stop:
+            yield IDLE, unused, stop
 
 
 def device_states(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Protocol
 
 from shared.model.budgets.budget import Budget, WeightMode
 from shared.model.devices.device import longest_name_in
@@ -62,6 +63,33 @@ def shares_by_device(lease: Lease) -> dict[DeviceUuid, list[Share]]:
 def milli_gpu(shares: list[Share]) -> int:
     """Return the larger part of a device's cores or memory that a lease has, rounded up."""
     return math.ceil(1000 * max(_parts(shares, Budget(namespace=Namespace("")))))
+
+
+class HeldPart(Protocol):
+    """A share, as the ledger or the API has it."""
+
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def device_mib(self) -> int: ...
+    @property
+    def booked_cores(self) -> int: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def init(self) -> bool: ...
+
+
+def milli_gpu_of(shares: Iterable[HeldPart]) -> int:
+    """Return the same for a pod's shares of a device as the API shows them."""
+    parts = tuple(shares)
+    memory = peak(
+        [(Fraction(part.memory_mib, max(part.device_mib, 1)), part.init) for part in parts],
+        Fraction(0),
+    )
+    cores = peak([(Fraction(part.booked_cores, 100), part.init) for part in parts], Fraction(0))
+    whole = any(part.whole for part in parts)
+    return math.ceil(1000 * (WHOLE if whole else min(max(memory, cores), WHOLE)))
 
 
 def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:

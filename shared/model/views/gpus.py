@@ -4,6 +4,9 @@ Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the
 a share has its amounts and the state of its lease: no names, times or usage.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -102,6 +105,18 @@ class DeviceReservation(View, frozen=True, kw_only=True):
         return f"reserved for {pod}" + (f" until {timestamp(self.until)}" if self.until else "")
 
 
+class DevicePhase(StrEnum):
+    """What a device is to new pods; the first that applies."""
+
+    UNHEALTHY = "Unhealthy"
+    CLOSED = "Closed"
+    """It, or its node, is cordoned, or the node is gone."""
+    RESERVED = "Reserved"
+    LEASED = "Leased"
+    """In part, or all of it."""
+    FREE = "Free"
+
+
 class DeviceView(View, frozen=True, kw_only=True):
     """One device, its use, and its shares in the order of their slots."""
 
@@ -137,6 +152,12 @@ class DeviceView(View, frozen=True, kw_only=True):
     """Without the names that the viewer may not see."""
     shares: tuple[HeldShare, ...] = ()
     reservation: DeviceReservation | None = None
+    phase: DevicePhase = DevicePhase.FREE
+    milli_gpu: int = 0
+    """Leased: of each pod the larger part of the device's memory or cores, as budgets weigh it."""
+    idle_milli_gpu: int = 0
+    """What of that pods hold all of whose shares of the device are idle, if the viewer may see
+    them."""
 
 
 class DeviceDetails(DeviceView, frozen=True, kw_only=True):
@@ -152,6 +173,35 @@ class NodeDevices(View, frozen=True, kw_only=True):
     cordoned: str = ""
     unschedulable: bool = False
     devices: tuple[DeviceDetails, ...] = ()
+
+
+class GpuTotals(View, frozen=True, kw_only=True):
+    """How many devices there are by phase, and how much of them is leased and idle, in GPUs."""
+
+    gpus: int = 0
+    phases: dict[DevicePhase, int] = msgspec.field(default_factory=dict)
+    leased: float = 0.0
+    idle: float = 0.0
+
+    @classmethod
+    def of(cls, devices: Iterable[DeviceView]) -> "GpuTotals":
+        views = tuple(devices)
+        return cls(
+            gpus=len(views),
+            phases=dict(Counter(view.phase for view in views)),
+            leased=sum(view.milli_gpu for view in views) / 1000,
+            idle=sum(view.idle_milli_gpu for view in views) / 1000,
+        )
+
+    @property
+    def text(self) -> str:
+        """For example, `8 GPUs: 5 Leased, 3 Free; 3.25 GPUs leased, 1 of them idle`."""
+        plural = "" if self.gpus == 1 else "s"
+        phases = ", ".join(
+            f"{self.phases[phase]} {phase}" for phase in DevicePhase if phase in self.phases
+        )
+        idle = f", {self.idle:.2f} of them idle" if self.idle else ""
+        return f"{self.gpus} GPU{plural}: {phases}; {self.leased:.2f} GPUs leased{idle}"
 
 
 class GpusView(View, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ async def test_a_query_selects_the_series_of_its_subject(
     columns = set(re.findall(r'"leasehold_column", "(\w+)"', query))
     expected = {*AMOUNT_METRICS, *(SENSOR_METRICS if subject.kind == DEVICE else ())}
     assert columns == expected | ({"waiting"} if subject.kind == CLUSTER else set())
-    assert ("leasehold_leased_gpus" in query) == (subject.kind == CLUSTER)
+    assert ("leasehold_leased_cores" in query) == (subject.kind == CLUSTER)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Planned starts on a real Valkey and the simulated API server, step by step."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from prometheus_client import REGISTRY
 
 from services.binder.plans.starts import MISSING_S
 from services.binder.report.explanations import PLANNED, WITHDRAWN
@@ -23,6 +25,7 @@ from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S
+from shared.runtime.promised_starts import PromiseOutcome
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.planner.scene import (
     HOUR,
@@ -40,6 +43,17 @@ at = idle_node
 __all__ = ["at"]
 
 
+def ends_of_promises() -> Counter[str]:
+    """Return how promised starts have ended in this process, and how early kept ones were known."""
+    name = "leasehold_promised_start"
+    amounts = {
+        str(outcome): REGISTRY.get_sample_value(f"{name}s_total", {"outcome": outcome})
+        for outcome in PromiseOutcome
+    }
+    amounts["known_s"] = REGISTRY.get_sample_value(f"{name}_known_seconds_sum")
+    return Counter({key: round(amount or 0) for key, amount in amounts.items()})
+
+
 async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:
     old, binder, start = await promised(at, other=Term(max_run_s=7200))
 
@@ -51,7 +65,11 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
 
     await at.terminate(old)
     assert await at.thief(0) != ""
+    before = ends_of_promises()
+    at.clock.advance(60)
     [placed] = await step(at, binder)
+    known_s = round(at.clock.now() - start.opened_at)
+    assert ends_of_promises() - before == {"kept": 1, "known_s": known_s}
     assert (placed.lease.pod, placed.lease.shares[0].device) == (start.id, old.shares[0].device)
     assert await starts(at) == ()
     await assert_sound(at.ledger)
@@ -164,6 +182,7 @@ async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_pl
 
 async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Scene) -> None:
     old, binder, _ = await promised(at)
+    before = ends_of_promises()
 
     urgent = await at.waiting("urgent", mib=16_000, namespace="c", priority=5)
     await step(at, binder)
@@ -172,6 +191,7 @@ async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Sc
     assert start.id == urgent
     [text] = events(at, WITHDRAWN)
     assert "a pod of priority 5 comes first" in text
+    assert ends_of_promises() - before == {"withdrawn": 1}
     await at.terminate(old)
     [placed] = await step(at, binder)
     assert placed.lease.pod == urgent
@@ -189,8 +209,10 @@ async def test_a_pod_that_is_gone_or_placed_elsewhere_gives_its_devices_back(at:
     await at.terminate(other)
     place = Placement(node=NodeName("a"), shares=(share("a", 1, mib=16_000),))
     assert isinstance(await at.reserve(pod, "new", place, namespace="b"), ReservedLease)
+    before = ends_of_promises()
     assert [each.lease.pod for each in await step(at, binder)] == [pod]
     assert await starts(at) == ()
+    assert ends_of_promises() - before == {"not_needed": 1}
     assert await at.thief(0) == ""
     await assert_sound(at.ledger)
 

@@ -346,3 +346,17 @@ def test_top_sorts_by_usage_and_filters_by_node() -> None:
     assert "1200 of 3000  0% of 30%  2          10m idle" in text
     assert "- of 3000     - of 30%   -          -" in text
     assert [share.measured for share in render.top_view(of_b, view).shares] == [None]
+
+
+def test_gpus_ends_with_how_many_there_are_and_shows_what_holds_parts_if_wide() -> None:
+    missing = (MissingEnforcer("driver", "another program limits memory"),)
+    ((_, use),) = NODE.node.devices
+    devices = ((replace(DEVICE, missing=missing), use),)
+    cluster = cluster_of(replace(NODE, node=replace(NODE.node, devices=devices)))
+
+    short = drawn(render.gpus(cluster.gpus(), 120), 120)
+    wide = drawn(render.gpus(cluster.gpus(), 120, wide=True), 120)
+
+    assert short.splitlines()[-1] == "1 GPU: 1 Closed; 0.30 GPUs leased"
+    assert "no driver: another program limits memory" in wide
+    assert "no driver" not in short

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.api.projection.lease_views import device_view
+from services.api.projection.page_views import NodeView
 from shared.dialects.metrics import (
     DeviceAllocation,
     DeviceUsage,
@@ -31,7 +32,7 @@ def allocation(model: str) -> DeviceAllocation:
     used = DeviceUse(memory_mib=1000, cores_percent=30, shares=1)
     device = build.device(UUID, 3, model=model, memory_mib=40960)
     return DeviceAllocation.from_attributes(
-        device_view(NodeName("n1"), device, used, excluded="", shares=())
+        device_view(NodeView(node=NodeName("n1")), device, used, excluded="", shares=())
     )
 
 

@@ -86,7 +86,9 @@ def recorded(history: Sequence[Held], steps: Sequence[int], gpus: Sequence[int])
     """Record a history step by step, as the journal and the readings show it."""
     found: dict[int, CostHour] = {}
     all_leases = [(as_lease(place, held), held) for place, held in enumerate(history)]
-    idle = {key_of(one): held.idle for one, held in all_leases if held.idle is not None}
+    idle = {
+        key_of(one): 0.0 if held.idle else None for one, held in all_leases if held.idle is not None
+    }
     for begin, end in pairwise(steps):
         live = tuple(one for one, held in all_leases if held.begin <= end < held.end)
         entries = [
@@ -256,3 +258,23 @@ def test_models_that_a_node_invents_leave_those_of_others_as_they_are_and_all_ad
     assert capacity[MODEL] == 24 * HOUR_MS * WHOLE
     assert sum(capacity.values()) == 17 * 24 * HOUR_MS * WHOLE
     assert capacity[OTHER_MODELS] > 15 * 23 * HOUR_MS * WHOLE
+
+
+@pytest.mark.parametrize(
+    ("unused_minutes", "used_minutes"),
+    [(None, 60), (-5, 0), (0, 0), (20, 20), (61, 60)],
+    ids=["in use", "from before", "from its start", "in between", "by a clock that is ahead"],
+)
+def test_a_share_is_idle_from_its_last_use_on(
+    unused_minutes: int | None, used_minutes: int
+) -> None:
+    held = as_lease(0, Held("a", 0, 16_000, T0, END, idle=True))
+    since = None if unused_minutes is None else T0 / 1000 + 60 * unused_minutes
+    last_uses = {key_of(held): since}
+
+    parts = holdings((held,), (), (last_uses, last_uses), T0, T0 + HOUR_MS)
+
+    minutes = {part.use: (part.to_ms - part.from_ms) / 60_000 for part in parts}
+    assert minutes == {
+        use: length for use, length in ((USED, used_minutes), (IDLE, 60 - used_minutes)) if length
+    }

@@ -156,7 +156,7 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
         projection.devices.values(), ["NoMemory", "NoMemory", "GpuQuota"], {share.device: hardware}
     )
 
-    idle = pytest.approx(100 * projection.devices[DeviceUuid("GPU-n1-0")].shares[0].part_of_device)
+    idle = projection.devices[DeviceUuid("GPU-n1-0")].milli_gpu / 10
     expected = [share.memory_mib, share.cores_percent, half_mib, 7, idle]
     assert sample[DEVICE] == {"GPU-n1-0": expected, "GPU-n1-1": [0] * 5}
     assert sample[POD] == {"p1": expected}

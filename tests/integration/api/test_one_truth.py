@@ -1,0 +1,190 @@
+"""The same amounts at the same moment on the page, in commands, objects, reports and metrics."""
+
+import io
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from msgspec import structs
+from playwright.async_api import Browser, expect
+from prometheus_client import REGISTRY
+from rich.console import Console
+
+from services.api.aggregated.objects import KINDS
+from services.cli.admin.reports import by_owner, idle_table
+from services.cli.inspect import render
+from services.timekeeper.cost_recorder import CostRecorder
+from shared.model.budgets.cost_records import IDLE, USED
+from shared.model.clock import SystemClock
+from shared.model.events.request_reply import UsageReply
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import reservation_for
+from shared.model.leases.preemption import EndingLease, StoredStart
+from shared.model.names import Namespace, NodeName
+from shared.model.requests.placement import Placement
+from shared.model.views.budgets import IdleView
+from shared.model.views.gpus import GpusView
+from tests.support.api.browser import needed, opened
+from tests.support.api.running import RunningApi
+from tests.support.build import measurement
+from tests.support.placer.ledger import device, facts, queued, report, reservation, reserve, share
+from tests.support.waiting import until
+
+pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
+
+HOUR_S = 3600.0
+BUSY = 0.98 + 0.25
+"""GPUs: 98 % of the memory of one, and a quarter of another."""
+UNUSED = 0.5
+LEASED = BUSY + UNUSED
+PHASES = {"Unhealthy": 1, "Closed": 1, "Reserved": 1, "Leased": 3, "Free": 1}
+TEAM = Namespace("team")
+
+
+@dataclass(frozen=True)
+class Day:
+    shown: RunningApi
+    gpus: GpusView
+    recorder: CostRecorder
+
+
+async def lease_of(shown: RunningApi, pod: str, node: str, gpu: int, mib: int) -> Lease:
+    wanted = reservation(pod, share(node, gpu, mib), node=node)
+    (lease,) = await reserve(shown.ledger, structs.replace(wanted, namespace=TEAM, name=pod))
+    await shown.ledger.bind([lease])
+    return lease
+
+
+async def gpus_of(shown: RunningApi) -> GpusView:
+    _, view = await shown.get("/api/v1/gpus")
+    return msgspec.convert(view, GpusView)
+
+
+def has_all(view: GpusView) -> bool:
+    devices = [gpu for node in view.nodes for gpu in node.devices]
+    measured = [bool(held.measured) for gpu in devices for held in gpu.shares]
+    return Counter(gpu.phase.value for gpu in devices) == PHASES and measured == [True] * 3
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def day(shown: RunningApi) -> AsyncIterator[Day]:
+    """A cluster in which GPUs are busy, idle from the start, sick, closed, reserved and free."""
+    gpus = [device("b", number) for number in range(5)]
+    gpus[1] = replace(gpus[1], healthy=False, fault="XidError: Xid 79")
+    closed = replace(facts("b"), excluded_devices=(2,), exclusions=("fan is loud",))
+    await shown.ledger.save_nodes([closed])
+    await shown.ledger.save_devices([report("b", gpus)])
+    busy = [
+        await lease_of(shown, "busy", "a", 0, 15_680),
+        await lease_of(shown, "half", "a", 1, 4_000),
+    ]
+    idle = await lease_of(shown, "idle", "b", 0, 8_000)
+    waiting = queued("later")
+    place = Placement(node=NodeName("b"), shares=(share("b", 3),))
+    at = time.time() + HOUR_S
+    ending = EndingLease(pod=idle.pod, namespace=TEAM, name=idle.name, ends_at=at, enforced=True)
+    planned = StoredStart(
+        id=waiting.pod,
+        wanted=(reservation_for(waiting, (place,)),),
+        at_once=({},),
+        waits_for=(ending,),
+        at=at,
+        enforced=True,
+    )
+    assert await shown.preemptions.open_start(planned)
+    used = tuple(measurement(lease, memory_mib=2_000, cores_percent=40) for lease in busy)
+    unused = measurement(idle, memory_mib=0, cores_percent=0, idle_since=time.time() - HOUR_S)
+    shown.usage.nodes[NodeName("a")] = UsageReply(measured_at=0.0, shares=used)
+    shown.usage.nodes[NodeName("b")] = UsageReply(measured_at=0.0, shares=(unused,))
+    recorder = CostRecorder(
+        store=shown.budgets,
+        ledger=shown.ledger,
+        read_usage=shown.usage,
+        clock=SystemClock(),
+        keep_days=1,
+    )
+    await recorder.record()
+    view = await until(lambda: gpus_of(shown), has_all)
+    await recorder.record()
+    yield Day(shown, view, recorder)
+
+
+def printed(renderable: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+async def test_all_screens_count_gpus_and_what_is_leased_alike(browser: Browser, day: Day) -> None:
+    page = await opened(browser, day.shown)
+
+    tile = page.locator("#totals .tile").first
+    await expect(tile).to_contain_text(f"7on 2 nodes, 1 free, {LEASED:.2f} leased")
+    await expect(tile).to_contain_text("1 unhealthy, 1 closed")
+    totals = printed(render.gpus(day.gpus, 120)).splitlines()[-1]
+    assert totals == (
+        "7 GPUs: 1 Unhealthy, 1 Closed, 1 Reserved, 3 Leased, 1 Free; "
+        f"{LEASED:.2f} GPUs leased, {UNUSED:.2f} of them idle"
+    )
+    cluster = day.shown.service.cluster(lambda _: True)
+    (of_devices,) = (kind for kind in KINDS if kind.plural == "gpudevices")
+    phases = Counter(listed.status.phase for listed in of_devices.read(cluster))
+    assert phases == {"Unhealthy": 1, "Closed": 1, "Reserved": 1, "Ready": 4}
+    await page.goto(f"{day.shown.url}/#/namespaces")
+    await expect(page.get_by_role("main")).to_contain_text(f"{LEASED:.2f}".rstrip("0"))
+    await page.goto(f"{day.shown.url}/#/node/a")
+    await expect(page.get_by_role("main")).to_contain_text(f"Leased{BUSY:.2f} of 2 GPUs")
+    await day.shown.service.export_metrics()
+    assert value("leasehold_leased_gpus") == pytest.approx(LEASED, abs=0.001)
+    assert {phase: value("leasehold_device_phases", phase=phase) for phase in PHASES} == PHASES
+
+
+async def test_a_reserved_gpu_says_for_whom_and_is_not_free(browser: Browser, day: Day) -> None:
+    page = await opened(browser, day.shown, "#/gpus")
+
+    reserved = page.locator(".dev[data-uuid=GPU-b-3]")
+
+    await expect(reserved).to_have_attribute(
+        "aria-description", re.compile(r"reserved for default/later until \d")
+    )
+    await page.goto(f"{day.shown.url}/#/gpu/GPU-b-3")
+    await expect(page.get_by_role("main")).to_contain_text("reserved for default/later until")
+
+
+async def test_what_is_idle_is_the_same_in_tile_list_report_costs_and_metrics(
+    browser: Browser, day: Day
+) -> None:
+    page = await opened(browser, day.shown)
+
+    await expect(page.locator("#totals")).to_contain_text("1 pod now")
+    listed = page.locator("#idle .bar-row")
+    await expect(listed).to_have_count(1)
+    await expect(listed).to_have_text(re.compile(r"team/idle3\d\.\d GPU-min"))
+    _, answer = await day.shown.get("/api/v1/reports/idle")
+    view = msgspec.convert(answer, IdleView)
+    assert view.total.gpus == UNUSED
+    assert view.total.gpu_hours == pytest.approx(UNUSED, abs=0.02)
+    report_text = printed(idle_table(by_owner(view, {}), view))
+    assert re.search(rf"total .* {UNUSED:.2f} .* {UNUSED:.2f} ", report_text)
+    assert sum(gpu.idle_milli_gpu for node in day.gpus.nodes for gpu in node.devices) == 500
+    await day.shown.service.export_metrics()
+    assert value("leasehold_idle_gpus") == UNUSED
+    await day.shown.service.sample_history()
+    _, history = await day.shown.get("/api/v1/history?range=1h")
+    assert history["idle"][-1] == 100 * UNUSED
+    now_ms = await day.shown.budgets.now_ms()
+    hours = [*(await day.shown.budgets.costs(now_ms - 3_600_000, now_ms + 1)).hours.values()]
+    sums = [row for hour in hours for name, _, row in hour.rows() if name == TEAM]
+    recorded_ms = sum(hour.recorded_ms for hour in hours)
+    used, unused = (sum(row[use] for row in sums) for use in (USED, IDLE))
+    assert (used, unused) == (round(1000 * BUSY) * recorded_ms, 1000 * UNUSED * recorded_ms)
+
+
+def value(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"model": "Tesla T4", **labels})
