@@ -29,6 +29,7 @@ class NightRunner:
 
     def __init__(self, night: Night, *, patience: float, prints_words: bool) -> None:
         self.night = night
+        night.patience = patience
         self.limit_s = LIMIT_S * patience
         self.recover_s = RECOVER_S * patience
         self.prints_words = prints_words
