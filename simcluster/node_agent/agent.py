@@ -149,9 +149,7 @@ def simulated_gpus(
     )
     return NodeGpus(
         driver=with_partitioner(gpus, settings),
-        sample=NvmlProcesses().sample
-        if isinstance(gpus, DriverGpus)
-        else NoUsage(gpus).sample,
+        sample=NvmlProcesses().sample if isinstance(gpus, DriverGpus) else NoUsage(gpus).sample,
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         limits=_limits(settings) if isinstance(gpus, DriverGpus) else None,
         has_processes=False,
