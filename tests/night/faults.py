@@ -132,7 +132,7 @@ def _without_agents(
         remedy=remedy,
         says={
             **_problem("No heartbeats: node-agent of node-0"),
-            WAITING: "a node agent that was not ready",
+            WAITING: "node(s) had a node agent that ",
             ALERT: MISSING,
             **says,
         },
@@ -200,7 +200,7 @@ FAULTS: tuple[Fault, ...] = (
         },
         runbook="a-service-is-not-ready",
     ),
-    _slow("redis-slow", "valkey", 2.0, 0.2, "Redis", check="redis",
+    _slow("redis-slow", "valkey", 4.0, 0.3, "Redis", check="redis",
           remedy="give its machine CPU and a faster disk"),
     Fault(
         name="redis-older",
@@ -372,8 +372,8 @@ FAULTS: tuple[Fault, ...] = (
         end=_now(lambda night: night.clocks.shift("valkey-server", 0.0)),
         remedy="chronyc makestep on its machine",
         says={
-            DOCTOR: "redis-clock: the clock of Redis is 4",
-            BANNER: "warning: Clocks differ: redis is 4",
+            DOCTOR: "redis-clock: the clock of Redis is ",
+            BANNER: "warning: Clocks differ: redis is ",
             ALERT: "LeaseholdClocksDiffer",
         },
         silent={WAITING: RUNS_TOO, RUNNING: UNAFFECTED},
@@ -386,8 +386,8 @@ FAULTS: tuple[Fault, ...] = (
         end=_now(lambda night: night.clocks.shift(AGENTS[0], 0.0)),
         remedy="chronyc makestep on the node",
         says={
-            DOCTOR: "clocks: clocks differ from this machine's: node-agent of node-0 is 4",
-            BANNER: "warning: Clocks differ: node-agent of node-0 is 4",
+            DOCTOR: "clocks: clocks differ from this machine's: node-agent of node-0 is ",
+            BANNER: "warning: Clocks differ: node-agent of node-0 is ",
             ALERT: "LeaseholdClocksDiffer",
         },
         silent={WAITING: RUNS_TOO, RUNNING: UNAFFECTED},
@@ -440,6 +440,12 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 
 
+def _cause(shown: str) -> str:
+    """Return a line of the banner without its severity and hint."""
+    cause = shown.partition(" -> ")[0]
+    return cause.removeprefix("error: ").removeprefix("warning: ").strip()
+
+
 def page_table() -> str:
     """Return the table of docs/troubleshooting.md."""
     rows = [
@@ -448,7 +454,7 @@ def page_table() -> str:
             (
                 f"[{fault.text}](#{fault.runbook})",
                 fault.check or "-",
-                fault.says.get(BANNER, "").partition(": ")[2] or fault.says.get(BANNER, "-"),
+                _cause(fault.says.get(BANNER, "-")),
                 fault.says.get(ALERT, "-"),
                 fault.remedy,
             )

@@ -22,15 +22,22 @@ class NightResult:
 def table(results: Sequence[NightResult]) -> str:
     """Return a line for each fault, and its misses below it."""
     head = "".join(f"{place:>18}" for place in Place)
-    lines = [f"{'fault':<22}{head}{'recovered':>11}"]
-    for result in results:
-        cells = "".join(f"{_cell(result, place):>18}" for place in Place)
-        recovered = "-" if result.recovered_s is None else f"{result.recovered_s:.1f}"
-        lines.append(f"{result.fault.name:<22}{cells}{recovered:>11}")
-        lines += [f"    MISSED {miss}" for miss in result.misses]
     counts = sum(bool(result.misses) for result in results)
-    lines += ["", f"{len(results)} faults, {counts} with misses; seconds, - where it may be silent"]
-    return "\n".join(lines)
+    return "\n".join(
+        (
+            f"{'fault':<22}{head}{'recovered':>11}",
+            *map(lines_of, results),
+            "",
+            f"{len(results)} faults, {counts} with misses; seconds, - where it may be silent",
+        )
+    )
+
+
+def lines_of(result: NightResult) -> str:
+    cells = "".join(f"{_cell(result, place):>18}" for place in Place)
+    recovered = "-" if result.recovered_s is None else f"{result.recovered_s:.1f}"
+    misses = (f"\n    MISSED {miss}" for miss in result.misses)
+    return f"{result.fault.name:<22}{cells}{recovered:>11}{''.join(misses)}"
 
 
 def _cell(result: NightResult, place: Place) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from shared.model.errors import LeaseholdError
 from tests.night.faults import LIMIT_S, Fault
 from tests.night.places import Place, Reader
-from tests.night.report import NightResult, table
+from tests.night.report import NightResult, lines_of
 from tests.night.stack import RUNS, WAITS, Night, night_stack
 
 RECOVER_S = 120.0
@@ -29,6 +29,7 @@ class NightRunner:
 
     def __init__(self, night: Night, *, patience: float, prints_words: bool) -> None:
         self.night = night
+        night.patience = patience
         self.limit_s = LIMIT_S * patience
         self.recover_s = RECOVER_S * patience
         self.prints_words = prints_words
@@ -172,12 +173,12 @@ async def run_night(
     results: list[NightResult] = []
     night_of_faults = asyncio.current_task()
     assert night_of_faults is not None
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(ending, night_of_faults.cancel)
+    for end in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(end, night_of_faults.cancel)
     async with night_stack() as night:
         runner = NightRunner(night, patience=patience, prints_words=prints_words)
         for number, fault in enumerate(faults, start=1):
             print(f"{number}/{len(faults)} {fault.name}: {fault.text}", file=sys.stderr, flush=True)
             results.append(await runner.run(fault))
-            print(table(results[-1:]), file=sys.stderr, flush=True)
+            print(lines_of(results[-1]), file=sys.stderr, flush=True)
     return results

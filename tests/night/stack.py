@@ -48,6 +48,7 @@ class Night:
     """Where both pods want to run, and which GPU the faults of GPUs are of."""
     has_small_disk: bool = False
     older: Path | None = None
+    patience: float = 1.0
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
@@ -201,10 +202,10 @@ class Night:
 
     async def leasehold(self, *words: str) -> Done:
         try:
-            async with asyncio.timeout(COMMAND_S):
+            async with asyncio.timeout(COMMAND_S * self.patience):
                 return await self.up.leasehold(*words)
         except TimeoutError:
-            return Done(1, "", f"the command does not end within {COMMAND_S:g} s")
+            return Done(1, "", f"the command has not ended within {COMMAND_S * self.patience:g} s")
 
     async def sim(self, *words: str) -> None:
         """Break or heal the GPU of this fault."""

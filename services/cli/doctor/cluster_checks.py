@@ -145,8 +145,9 @@ CLOCK_FAIL_S = 5.0
 WEEK_DAYS = 7.0
 
 
-SLOW_S = 1.5
-"""A server that takes longer for a command without work, or to connect, is overloaded."""
+SLOW_S = 3.0
+"""A server that takes longer to connect and for a command without work is overloaded, and not only
+this machine."""
 SET_CLOCK = "timedatectl; chronyc tracking: all machines need the same time servers"
 NAMED_RECORDS = 5
 FUNCTIONS_SINCE = 7
