@@ -44,7 +44,13 @@ LONG = (
 )
 """Tests of rare faults, installations and releases, about half a minute or longer each:
 `make test` runs them if `CI` is set."""
-FIRST = ("tests/e2e/three_nodes/", "tests/e2e/one_node/", "tests/e2e/admission/", *LONG)
+FIRST = (
+    "tests/e2e/three_nodes/",
+    "tests/e2e/one_node/",
+    "tests/e2e/admission/",
+    "tests/integration/ledger/test_protocol.py",
+    *LONG,
+)
 """They begin first, or others would wait for them at the end."""
 MOST_REPEATED = 3
 """A run with more repetitions fails: so a race that is met often does not pass unnoticed."""

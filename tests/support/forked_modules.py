@@ -19,8 +19,8 @@ from typing import Any
 
 import shared
 
-HEAVY = ("aiohttp.web", "grpc.aio", "uvloop")
-"""Packages of others that no module of `shared` imports."""
+HEAVY = ("aiohttp.web", "cel", "grpc.aio", "simcluster.wiring", "uvloop")
+"""What takes long to import beside `shared`, and defines no metrics."""
 INTERPRETER = (sys.executable, "-P", "-m")
 _execute = asyncio.create_subprocess_exec
 

@@ -4,6 +4,8 @@ from typing import Any, Self
 
 import msgspec
 
+_NONE_HAS_IT = object()
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
@@ -12,10 +14,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
         Earlier sources come before later ones. What none has keeps its default.
         """
-        fields = {
-            name: getattr(source, name)
-            for source in reversed(sources)
-            for name in cls.__struct_fields__
-            if hasattr(source, name)
-        }
+        fields: dict[str, Any] = {}
+        for name in cls.__struct_fields__:
+            for source in sources:
+                value = getattr(source, name, _NONE_HAS_IT)
+                if value is not _NONE_HAS_IT:
+                    fields[name] = value
+                    break
         return cls(**(fields | others))

@@ -112,9 +112,11 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     assert promise, explained.out
     await until_event(up, "planned-1", "GPUStartPlanned", promise[0])
     await up.until("planned-1", lambda pod: f"Planned start: {promise[0]}" in condition_text(pod))
-    listed = await up.kubectl_out("get", "waitingpods", "planned-0")
-    assert f"by {promise[1]}" in listed
-    assert f"by {promise[1]}" in (await up.leasehold("ps", "-o", "wide")).out
+    start = f"by {promise[1]}"
+    await until(
+        lambda: up.kubectl_out("get", "waitingpods", "planned-0"), lambda listed: start in listed
+    )
+    await until(lambda: up.leasehold("ps", "-o", "wide"), lambda done: start in done.out)
     manifest = tmp_path / "late.json"
     manifest.write_text(json.dumps(gpu_pod("late", WHOLE)))
     assert "  no end in sight" in (await up.leasehold("what-if", str(manifest), "--when")).out
