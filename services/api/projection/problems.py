@@ -74,7 +74,9 @@ SICK = "pods on it stay; it gets no new ones until it is healthy again; see leas
 STATE_AND_CODE = re.compile(r"^(\w+: )+")
 SLOW_S = 1.5
 """A server that takes longer to reply is overloaded."""
-REDIS, NATS_SERVER, API_SERVER = "redis", "nats", "api-server"
+REDIS = "redis"
+NATS_SERVER = "nats"
+API_SERVER = "api-server"
 SERVERS = {
     REDIS: (
         "Redis",
