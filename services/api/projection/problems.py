@@ -371,7 +371,8 @@ def _cordoned(
         is_reported = node.node in with_silent_agents and NO_RESPONSE in node.closed_by
         if node.closed_by and not is_reported:
             cause = node.closed_by
-            yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity="info")
+            severity = "warning" if node.cordoned else "info"
+            yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity=severity)
 
 
 def _problem(cause: str, affected: list[AffectedObject]) -> Problem:
