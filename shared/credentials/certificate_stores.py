@@ -12,7 +12,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import ApiSecret
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 
 LIFE_DAYS = 90
 
@@ -95,11 +95,19 @@ class DirectoryStore:
             raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the files, the certificate last, since it marks them as complete."""
+        """Write the files, the certificate last, since it marks them as complete.
+
+        Raises UnavailableError if the disk is full or read-only.
+        """
         if await self.load() != after:
             return False
-        for part in ("previous", "authority", "key", "certificate"):
-            write_private(self.directory / FILES[part], getattr(bundle, part))
+        try:
+            for part in ("previous", "authority", "key", "certificate"):
+                write_private(self.directory / FILES[part], getattr(bundle, part))
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.directory} cannot be written ({error.strerror}): let this user write there"
+            ) from error
         return True
 
 

@@ -74,7 +74,9 @@ SICK = "pods on it stay; it gets no new ones until it is healthy again; see leas
 STATE_AND_CODE = re.compile(r"^(\w+: )+")
 SLOW_S = 1.5
 """A server that takes longer to reply is overloaded."""
-REDIS, NATS_SERVER, API_SERVER = "redis", "nats", "api-server"
+REDIS = "redis"
+NATS_SERVER = "nats"
+API_SERVER = "api-server"
 SERVERS = {
     REDIS: (
         "Redis",
@@ -369,7 +371,8 @@ def _cordoned(
         is_reported = node.node in with_silent_agents and NO_RESPONSE in node.closed_by
         if node.closed_by and not is_reported:
             cause = node.closed_by
-            yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity="info")
+            severity = "warning" if node.cordoned else "info"
+            yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity=severity)
 
 
 def _problem(cause: str, affected: list[AffectedObject]) -> Problem:

@@ -79,6 +79,10 @@ CLOCK = Gauge(
     "The largest difference of a service's clock, or of Redis', from most, ahead or behind.",
     ["service"],
 )
+CLOSED_NODES = Gauge(
+    "leasehold_closed_nodes",
+    "Nodes that get no pods because of their agent or its disk, without kubectl cordon.",
+)
 REPLY = Gauge(
     "leasehold_server_reply_seconds",
     "The longest of the latest times that redis or api-server took to reply, or that messages of "
@@ -111,6 +115,7 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     """Set all gauges; series of what is gone end."""
     for gauge in ALL:
         gauge.clear()
+    CLOSED_NODES.set(sum(bool(node.cordoned) for node in projection.nodes.values()))
     _export_waiting(projection.waiting_pods(), now)
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)

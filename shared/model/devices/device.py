@@ -13,6 +13,7 @@ from msgspec import Meta, structs
 from shared.model.bounds import (
     BILLION,
     MOST_DEVICES,
+    SHORT,
     Amount,
     Count,
     Index,
@@ -524,7 +525,8 @@ TEMPERATURE = "temperature"
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: Count
     at: Seconds
-    meaning: ShortText = ""
+    meaning: Annotated[str, Meta(max_length=4 * SHORT)] = ""
+    """With what to do."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):

@@ -195,3 +195,11 @@ def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> 
 
     assert asyncio.run(stored()) == bundle
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
+
+
+async def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tls").write_text("a file is in the way")
+    bundle = make(NAMES, NOW)
+
+    with pytest.raises(UnavailableError, match=r"tls cannot be written \(.+\): let this user"):
+        await DirectoryStore(tmp_path / "tls").save(bundle, after=None)

@@ -187,6 +187,23 @@ def test_a_gpu_that_its_temperature_slows_down_is_a_problem_while_it_does() -> N
     )
 
 
+def test_a_node_that_its_full_disk_closes_is_a_warning_and_a_cordoned_one_is_none() -> None:
+    (device,) = build.devices(1, "n1")
+    closed = build.ledger_node("n1", device, served=(f"{CORDON_PREFIX}its disk is full",))
+    cordoned = build.ledger_node("n2", *build.devices(1, "n2"), unschedulable=True)
+    nodes = (NodeTotals(node=node, leases=()) for node in (closed, cordoned))
+    projection = projected(*nodes)
+
+    found = problems_of(projection, [], DataAge(), visible=all_namespaces, now=40.0)
+    export_cluster(projection, [], 40.0)
+
+    assert [(problem.severity, problem.text) for problem in found] == [
+        ("warning", "its disk is full: n1"),
+        ("info", "kubectl cordon: n2"),
+    ]
+    assert REGISTRY.get_sample_value("leasehold_closed_nodes") == 1.0
+
+
 def test_an_agent_that_is_silent_is_one_problem() -> None:
     """Its node is closed, and its usage unknown, for the same reason."""
     components = ComponentMonitor(0.0)

@@ -12,6 +12,7 @@ from services.node_agent.gpus.device_faults import (
     APPLICATION_XIDS,
     LISTED_AGAIN,
     NOT_LISTED,
+    XID_GUIDES,
     Fault,
     Xid,
     XidRules,
@@ -27,8 +28,10 @@ from services.node_agent.gpus.device_health import (
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigState
-from shared.model.devices.device import UnreadDevice
+from shared.model.devices.device import Hardware, UnreadDevice, XidEvent
+from shared.model.events.request_reply import UsageReply
 from shared.model.names import DeviceUuid
+from shared.nats import wire
 from tests.support.node_agent.node import node_of
 
 POLICY = HealthPolicy(
@@ -286,6 +289,14 @@ def test_an_xid_says_what_nvidia_advises_to_do(number: int, remedy: str) -> None
 
     assert fault.text.startswith(f"Xid {number}, ")
     assert f": {remedy}" in fault.text
+
+
+@pytest.mark.parametrize("number", [*XID_GUIDES, 999])
+def test_the_usage_of_a_node_with_an_xid_is_accepted(number: int) -> None:
+    event = XidEvent(number=number, at=1.0, meaning=Xid(A, number).meaning)
+    reply = UsageReply(measured_at=1.0, hardware=(Hardware(device=A, at=1.0, xids=(event,)),))
+
+    assert wire.decode(wire.encode([reply]), UsageReply) == [reply]
 
 
 def test_application_xids_cordon_no_device() -> None:
