@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,13 +87,18 @@ class TimeSteering:
             await self.node.clock.sleep(until_tick(STEER_S if self._parts else IDLE_S))
 
     async def steer(self) -> None:
-        """Do it once. The driver may hang, so it is not queried while the records are locked."""
+        """Do it once. The driver may hang, so it is not queried while the records are locked.
+
+        Limits that are being changed, which may take long, are written in a later turn.
+        """
         contended = _contended(self._parts, self.now_ns())
         busy = await self._busy_pods(contended) if contended else {}
-        async with self.node.checkpoint.changing:
+        pods = {entry.key[0] for entry in self.node.checkpoint.entries if limits_path(entry)}
+        if not (pods or self._parts):
+            return
+        async with self.node.checkpoint.changing.hold_free(pods) as held:
             entries = [entry for entry in self.node.checkpoint.entries if limits_path(entry)]
-            if entries or self._parts:
-                self._parts = await asyncio.to_thread(self._steer, entries, contended, busy)
+            self._parts = await asyncio.to_thread(self._steer, entries, contended, busy, held)
         self.enforcer.overcharges = tuple(self._overcharges.values())
 
     async def _busy_pods(self, devices: Iterable[DeviceUuid]) -> BusyPods:
@@ -114,7 +119,11 @@ class TimeSteering:
         return busy
 
     def _steer(
-        self, entries: Sequence[CheckpointEntry], contended: Sequence[DeviceUuid], busy: BusyPods
+        self,
+        entries: Sequence[CheckpointEntry],
+        contended: Sequence[DeviceUuid],
+        busy: BusyPods,
+        held: Set[PodUid],
     ) -> tuple[TimePart, ...]:
         earlier = {part.key: part for part in self._parts}
         now_ns = self.now_ns()
@@ -137,7 +146,7 @@ class TimeSteering:
                 measured_at=before.measured_at if percent is None else now_ns,
             )
             steered.append(replace(part, limit=limit))
-        for entry in entries:
+        for entry in [entry for entry in entries if entry.key[0] in held]:
             limits = [part.limit for part in steered if part.entry.key == entry.key]
             path = limits_path(entry)
             if path is not None and path.is_file():  # otherwise the audit reports it

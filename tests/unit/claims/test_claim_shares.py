@@ -29,9 +29,7 @@ GPU = device("GPU-12345678-1234-1234-1234-123456789abc", slots=64)
 LONGEST = f"{'g' * 63}/{'m' * 63}"
 
 
-def read_claim(
-    request: str, results: int = 1, config: Any = (), **metadata: Any
-) -> AllocatedClaim:
+def read_claim(request: str, results: int = 1, config: Any = (), **metadata: Any) -> AllocatedClaim:
     result: dict[str, Any] = {
         "driver": DRIVER,
         "pool": "n1",
