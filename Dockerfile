@@ -25,6 +25,11 @@ RUN mkdir -p /dist/libexec \
  && (gcc -static -O2 -s -std=gnu11 -Wall -Wextra -o /dist/libexec/leasehold-limit-hook services/node_agent/memory_limits/limit_hook.c \
  || echo "The hook could not be compiled, as reported above: the driver's limits on memory are not used.")
 
+# The library that holds containers to their part of a GPU's time: it needs glibc 2.17 or newer of the container.
+RUN (gcc -shared -fPIC -fvisibility=hidden -O2 -s -std=gnu11 -Wall -Wextra -Wl,-soname,libleasehold-time.so -Wl,-z,lazy \
+ -o /dist/libexec/libleasehold-time.so services/node_agent/compute_time/*.c \
+ || echo "The library could not be compiled, as reported above: compute by time is not offered.")
+
 FROM source AS wheel-simulated
 COPY simcluster simcluster
 RUN /opt/build/bin/hatchling build --directory /dist --target wheel \

@@ -20,7 +20,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit compiled test-compiled lint lint-javascript locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit native compiled test-compiled lint lint-javascript locks vulnerabilities docs dist release-dry-run release proto
 
 help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
@@ -28,6 +28,7 @@ help:
 	@echo 'make down    stops it'
 	@echo 'make test    runs the tests, with CI=true also those that take long; ROOM=binder those of one room, make test-fast those that need no servers'
 	@echo 'make lint    runs the checks of the code; make size prints how much there is to read'
+	@echo 'make native  compiles the parts in C that containers use, into .venv/libexec'
 	@echo 'make docs    builds the site of the documentation'
 	@echo 'Arguments of a command follow in ARGS: make up ARGS="--nodes 4 --headless"'
 
@@ -94,6 +95,11 @@ test-gpu: $(STAMP)
 # What these tests need on a machine without a network, in dist/gpu-kit.
 test-gpu-kit: $(STAMP)
 	@$(PY) -m tests.hardware.kit $(if $(HAMI_CORE),--source $(HAMI_CORE)) $(if $(LIBRARY),--library $(LIBRARY)) $(ARGS)
+
+# The hook of container runtimes and the library of compute time, as in the image.
+native: $(STAMP)
+	$(PY) -m services.node_agent.memory_limits.build_hook
+	$(PY) -m services.node_agent.compute_time.build_library
 
 # Placement compiled as in the image, in dist/compiled: needs a C compiler and Python's header files.
 compiled: $(STAMP)

@@ -368,7 +368,7 @@ static void *keep_capturing(void *unused) {
     (void)unused;
     int error = use_device(0) ?: prepare(&work, 20, "kernel", 1);
     while (!error && !is_over) {
-        error = capture(&work, 100);
+        error = capture(&work, 20000); /* which takes long enough for the other thread to come to it */
         if (!error) error = CALL("cuGraphExecDestroy", (void *))(work.graph);
         usleep(3000);
     }

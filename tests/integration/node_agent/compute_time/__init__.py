@@ -1,0 +1,1 @@
+"""Tests: integration, node_agent, compute_time."""
