@@ -8,6 +8,7 @@ from dataclasses import replace
 from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.failed_grants import FailedGrants
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN, NumaAlignment
+from services.node_agent.compute_time.steering import TimeSteering
 from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
@@ -95,6 +96,7 @@ class NodeAgent:
         claims: ClaimDriver | None,
         limits: LimitUpdater,
         usage: UsageMonitor,
+        steering: TimeSteering,
         views: ViewWriter,
         runtime: RuntimeWatch,
         failed: FailedGrants,
@@ -114,6 +116,7 @@ class NodeAgent:
         self.claims = claims
         self.limits = limits
         self.usage = usage
+        self.steering = steering
         self.views = views
         self.runtime = runtime
         self.failed = failed
@@ -325,6 +328,10 @@ class NodeAgent:
     @loops
     async def audit_limits(self) -> None:
         await self.usage.audit.run()
+
+    @loops
+    async def steer_time(self) -> None:
+        await self.steering.run()
 
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:

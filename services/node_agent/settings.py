@@ -12,6 +12,8 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
+from services.node_agent.compute_time.build_library import LIBRARY as TIME_LIBRARY
+from services.node_agent.compute_time.time_shares import OFF, POLICIES
 from services.node_agent.container_runtime.bundles import BUNDLES
 from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.memory_limits.hook_program import PROGRAM
@@ -138,6 +140,15 @@ class AgentSettings(ServiceSettings):
     limit_hook: Path | None = setting(
         None, "the program by which container runtimes have a container limited before it starts; "
         f"the agent copies it to STATE_DIR; default: libexec/{PROGRAM} of the agent's environment"
+    )  # fmt: skip
+    compute_by_time: str = setting(
+        OFF, "whether pods can demand that GPU time holds their cores, which no GPU has confirmed "
+        "yet: off; force (a limit is a ceiling); default (a limit is a share, which may also use "
+        "what others leave unused)", one_of=(OFF, *POLICIES)
+    )  # fmt: skip
+    time_library: Path | None = setting(
+        None, "the library that holds cores by GPU time; the agent copies it to STATE_DIR, from "
+        f"which containers mount it; default: libexec/{TIME_LIBRARY} of the agent's environment"
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,

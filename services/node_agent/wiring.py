@@ -12,10 +12,15 @@ from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
+from services.node_agent.compute_time.build_library import BUILT as BUILT_LIBRARY
+from services.node_agent.compute_time.steering import TimeSteering
+from services.node_agent.compute_time.time_library import TimeLibrary
+from services.node_agent.compute_time.time_shares import OFF
 from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
+from services.node_agent.enforcers.compute_time import ComputeTime
 from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
@@ -91,6 +96,7 @@ async def node_agent(
         socket = settings.kubelet_dir / "pod-resources" / "kubelet.sock"
         cdi = _cdi_files(settings, gpus, checkpoint, kubernetes)
         pods = KubeletPods(kubelet, read_credentials)
+        compute_time = ComputeTime(files, _time_library(settings))
         limits = _container_limits(settings, gpus, checkpoint, cdi, pods.list_pods)
         if limits is not None:
             hooks = HookServer(limits.program.socket, limits.start_container)
@@ -103,13 +109,13 @@ async def node_agent(
             checkpoint=checkpoint,
             lease_sync=LeaseSync(KnownLeases(settings.node_name), bus),
             files=files,
-            enforcers=enforcer_table(files, limits),
+            enforcers=enforcer_table(files, limits, compute_time),
             cdi=cdi,
             metrics=AgentMetrics(tracing),
             clock=clock or SystemClock(),
             timing=timing,
         )
-        agent = _build_agent(node, settings, gpus)
+        agent = _build_agent(node, settings, gpus, compute_time)
         LEFTOVERS.set_function(agent.leftovers.count)
         LEASES.set_function(lambda: len(node.leases.leases))
         UNREGISTERED.set_function(lambda: bool(agent.plugins.unready_reason()))
@@ -164,12 +170,21 @@ def _container_limits(
     )
 
 
+def _time_library(settings: AgentSettings) -> TimeLibrary | None:
+    """Return the library of compute time, or None if that is off."""
+    if settings.compute_by_time == OFF:
+        return None
+    return TimeLibrary(settings.state_dir.absolute(), settings.time_library or BUILT_LIBRARY)
+
+
 async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettings) -> str:
     node = await kubernetes.read(node_path(settings.node_name), ApiNode)
     return node.status.node_info.container_runtime_version
 
 
-def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAgent:
+def _build_agent(
+    node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime
+) -> NodeAgent:
     views = ViewWriter(node, handshake=settings.volcano_handshake)
     pods = NodePods(node, settings.proc_dir)
     partitioner = gpus.partitioner(settings, node.timing.partition_step_s)
@@ -218,6 +233,9 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         claims=ClaimDriver(node, grants, settings) if serves_claims else None,
         limits=LimitUpdater(node, usage, on_change=watcher.advertise_amounts),
         usage=usage,
+        steering=TimeSteering(
+            node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
+        ),
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
         failed=grants.failed,

@@ -79,6 +79,12 @@ class Paths:
     """A file with the library's path inside the container."""
     containers: str
     """The parent of a directory per pod and container."""
+    time_library: str = ""
+    """Which holds cores by GPU time."""
+    time_preload: str = ""
+    """A file with the path of that library inside the container; `joint_preload` also has that of
+    HAMi-core, in its second line."""
+    joint_preload: str = ""
 
     @classmethod
     def below(cls, state_dir: PurePath, library: PurePath) -> "Paths":
@@ -86,6 +92,9 @@ class Paths:
             library=str(library),
             preload=str(state_dir / "ld.so.preload"),
             containers=str(state_dir / "containers"),
+            time_library=str(state_dir / "libleasehold-time.so"),
+            time_preload=str(state_dir / "ld.so.preload.time"),
+            joint_preload=str(state_dir / "ld.so.preload.time-and-memory"),
         )
 
 

@@ -7,7 +7,7 @@ inside that volume can redirect the lease's own mount.
 import posixpath
 from collections.abc import Iterable
 
-from shared.dialects import hami_core
+from shared.dialects import compute_time, hami_core
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 
 PRELOAD = "/etc/ld.so.preload"
@@ -18,9 +18,12 @@ LEASE_PATHS = (
     hami_core.LOCKS,
     hami_core.FALLBACK_REGION,
     hami_core.OVERRIDES,
+    compute_time.DIRECTORY,
+    compute_time.USE_DIRECTORY,
 )
 """Inside containers: what the node agent mounts, and HAMi-core's file of overrides."""
-_LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, hami_core.LIBRARY))
+_LIBRARIES = (hami_core.LIBRARY, compute_time.LIBRARY)
+_LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, *_LIBRARIES))
 """Their last elements. A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
 """On a node, with only data, unless an administrator names others."""

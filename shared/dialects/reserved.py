@@ -25,6 +25,7 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     MPS_PREFIX: (),
     "DOCKER_RESOURCE_": (),
     "LD_": ("LD_BIND_NOW", "LD_LIBRARY_PATH"),
+    "LEASEHOLD_TIME_": (),
     "NVIDIA_": (
         "NVIDIA_API_KEY",
         "NVIDIA_BASE_URL",
@@ -43,8 +44,9 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Of HAMi-core, of MPS, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each
-with the beginnings of variables that only programs read, or that select no device."""
+"""Of HAMi-core, of MPS, of the dynamic loader, of the library of compute time, of NVIDIA's
+container runtime and of Volcano, each with the beginnings of variables that only programs read, or
+that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",

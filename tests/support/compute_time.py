@@ -3,12 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.node_agent.compute_time.time_files import (
-    TimeLimit,
-    TimeUse,
-    read_time_use,
-    write_time_limits,
-)
+from services.node_agent.compute_time.time_files import read_time_use, write_time_limits
+from services.node_agent.compute_time.time_layouts import TimeLimit, TimeUse
 from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import DriverGpu, GpuDriver, GpuLoad
 

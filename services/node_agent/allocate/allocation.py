@@ -25,6 +25,7 @@ from services.node_agent.records.checkpoint_entry import (
 from services.node_agent.records.device_guard import check_open
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, numbered_id
+from shared.dialects.compute_time import with_compute_time
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
@@ -252,7 +253,15 @@ def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> Contain
     else:
         names = [share.device for share in shares_by_index(lease, container)]
         setup = dialect.container_setup(lease, container, node.devices, node.paths)
+    setup = _with_time(setup, lease, container, container, node)
     return _with_hook(name_devices(setup, names, node.device_list_strategies), lease, container)
+
+
+def _with_time(
+    setup: ContainerSetup, lease: Lease, container: str, file_name: str, node: NodeSnapshot
+) -> ContainerSetup:
+    own = f"{node.paths.containers}/{lease.pod}_{file_name}"
+    return with_compute_time(setup, lease.shares_of(container), own, node.paths)
 
 
 def _with_hook(setup: ContainerSetup, lease: Lease, container: str) -> ContainerSetup:
@@ -301,7 +310,9 @@ def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSet
             for share in lease.shares
         )
         named = structs.replace(lease, shares=shares_of_files)
-        setup = limited_setup(named, request.replace("/", "."), node.paths)
+        file_name = request.replace("/", ".")
+        setup = limited_setup(named, file_name, node.paths)
+        setup = _with_time(setup, lease, request, file_name, node)
     return _with_hook(name_devices(setup, names, (DeviceListStrategy.CDI_CRI,)), lease, request)
 
 
@@ -340,6 +351,12 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
             raise DeviceMismatchError(
                 f"the lease has the driver limit the memory of device {share.device}, which it "
                 f"does not now: {reasons.get('driver', 'it is not offered')}"
+            )
+        if share.compute == "time" and "time" not in device.offer.compute:
+            reasons = {missing.name: missing.reason for missing in device.missing}
+            raise DeviceMismatchError(
+                f"the lease has cores of device {share.device} held by time, which its node does "
+                f"not offer now: {reasons.get('time', 'it is not offered')}"
             )
         if share.memory_mib <= 0:
             raise DeviceMismatchError(

@@ -1,6 +1,6 @@
 /* The two files of a container: what the agent writes, and what the container's processes write.
  *
- * time_files.py has the same layouts. A GPU has the same place in both. All numbers are in the order
+ * time_layouts.py has the same layouts. A GPU has the same place in both. All numbers are in the order
  * of the machine; moments are of CLOCK_MONOTONIC, in ns. */
 #ifndef FILES_H
 #define FILES_H

@@ -1,4 +1,4 @@
-"""The files of a container's compute time, with the layouts of `files.h`.
+"""The files of a container's compute time.
 
 The agent writes the limits, which the container can only read. Its processes write what they use:
 the container can forge that, and lift its limit by it, as it can by a program that does not load
@@ -7,79 +7,23 @@ the library.
 
 import contextlib
 import os
-import struct
-import uuid
+import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from services.node_agent.compute_time.time_layouts import (
+    LIMITS_BYTES,
+    USE_BYTES,
+    TimeLimit,
+    TimeUse,
+    limits_image,
+    parse_limits,
+    parse_use,
+    unused_image,
+)
 from services.node_agent.files import replace_file
 from shared.model.names import DeviceUuid
-
-DEVICES = 16
-LIMITS_MAGIC = 0x4C54494D
-USE_MAGIC = 0x5554494D
-EVENTS_ARE_RIGHT = 1024
-_HEAD = struct.Struct("<II")
-_LIMIT = struct.Struct("<16sIIIIq")
-_BUCKET = struct.Struct("<qqqqqiIqqdd")
-LIMITS_BYTES = _HEAD.size + DEVICES * _LIMIT.size
-USE_BYTES = _HEAD.size + DEVICES * _BUCKET.size
-SCALES = range(EVENTS_ARE_RIGHT // 10 - 1, 4 * EVENTS_ARE_RIGHT + 1)
-"""What NVML's correction can be: `bucket.c`."""
-LONGEST_WAIT_NS = 100 * 60 * 1_000_000_000
-"""Of the longest charge, at the smallest limit: `bucket.c`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimit:
-    device: DeviceUuid
-    percent: int
-    """Of the lease; 0 is no limit."""
-    allowed: int
-    """Now: more than `percent` while others leave theirs unused."""
-    measured: int = 0
-    """Percent of the GPU's time, by NVML."""
-    measured_at: int = 0
-    """By the steady clock, in ns; 0 is never."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeUse:
-    """What a container's processes wrote of a GPU; moments by the steady clock, in ns."""
-
-    ready_at: int = 0
-    charged_ns: int = 0
-    asked_at: int = 0
-    long_at: int = 0
-    shared_at: int = 0
-    scale: int = 0
-    compared_at: int = 0
-
-
-def device_bytes(device: DeviceUuid) -> bytes:
-    """Return the UUID as the driver has it; zeros for what is none, such as a simulated name."""
-    try:
-        return uuid.UUID(device.removeprefix("GPU-")).bytes
-    except ValueError:
-        return bytes(16)
-
-
-def limits_image(limits: Sequence[TimeLimit]) -> bytes:
-    image = bytearray(LIMITS_BYTES)
-    _HEAD.pack_into(image, 0, LIMITS_MAGIC, 0)
-    for place, limit in enumerate(limits[:DEVICES]):
-        _LIMIT.pack_into(
-            image,
-            _HEAD.size + place * _LIMIT.size,
-            device_bytes(limit.device),
-            limit.percent,
-            limit.allowed,
-            limit.measured,
-            0,
-            limit.measured_at,
-        )
-    return bytes(image)
 
 
 def write_time_limits(path: Path, limits: Sequence[TimeLimit]) -> None:
@@ -98,52 +42,43 @@ def write_time_limits(path: Path, limits: Sequence[TimeLimit]) -> None:
 
 def read_time_limits(path: Path, devices: Sequence[DeviceUuid]) -> tuple[TimeLimit, ...] | None:
     """Return the limits of these devices, in this order, or None without a whole file."""
-    image = _read(path, LIMITS_BYTES, LIMITS_MAGIC)
-    if image is None:
-        return None
-    fields = [
-        _LIMIT.unpack_from(image, _HEAD.size + place * _LIMIT.size) for place in range(DEVICES)
-    ]
-    return tuple(
-        TimeLimit(
-            device=device, percent=percent, allowed=allowed, measured=measured, measured_at=at
-        )
-        for device, (name, percent, allowed, measured, _, at) in zip(devices, fields, strict=False)
-        if name == device_bytes(device)
-    )
+    return parse_limits(_read(path, LIMITS_BYTES), devices)
 
 
 def read_time_use(path: Path, devices: int) -> tuple[TimeUse, ...] | None:
-    """Return what the first devices were used, or None if no process has written the file."""
-    image = _read(path, USE_BYTES, USE_MAGIC)
-    if image is None:
-        return None
-    uses = []
-    for place in range(devices):
-        ready, charged, asked, long, shared, _, scale, compared, *_ = _BUCKET.unpack_from(
-            image, _HEAD.size + place * _BUCKET.size
-        )
-        uses.append(
-            TimeUse(
-                ready_at=ready,
-                charged_ns=charged,
-                asked_at=asked,
-                long_at=long,
-                shared_at=shared,
-                scale=scale,
-                compared_at=compared,
-            )
-        )
-    return tuple(uses)
+    """Return the use of the first devices, or None without a whole file."""
+    return parse_use(_read(path, USE_BYTES), devices)
 
 
-def _read(path: Path, size: int, magic: int) -> bytes | None:
+def remove_time_use(path: Path) -> None:
+    """Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def reset_time_use(path: Path) -> None:
+    """Write a file without saved time, in place: running processes have it mapped. Raises OSError.
+
+    What is no file is replaced: a container can make anything there.
+    """
+    if path.is_symlink() or not path.is_file():
+        remove_time_use(path)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        os.fchmod(file, 0o666)
+        os.pwrite(file, unused_image(time.monotonic_ns()), 0)
+    finally:
+        os.close(file)
+
+
+def _read(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file, or none."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            image = os.pread(file, size, 0)
+            return os.pread(file, size, 0)
         finally:
             os.close(file)
-        if len(image) == size and _HEAD.unpack_from(image)[0] == magic:
-            return image
-    return None
+    return b""

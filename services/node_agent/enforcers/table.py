@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
+from services.node_agent.enforcers.compute_time import ComputeTime
 from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
@@ -27,12 +28,19 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import PodUid
 
-ALL_FACTS = (Exclusive.facts, Mig.facts, DriverLimits.facts, HamiCore.facts)
+ALL_FACTS = (Exclusive.facts, Mig.facts, DriverLimits.facts, ComputeTime.facts, HamiCore.facts)
 
 
-def enforcer_table(files: ContainerFiles, limits: ContainerLimits | None = None) -> "Enforcers":
+def enforcer_table(
+    files: ContainerFiles,
+    limits: ContainerLimits | None = None,
+    compute_time: ComputeTime | None = None,
+) -> "Enforcers":
     """Return all enforcers that a node can have: a new one is an entry here."""
-    return Enforcers((Exclusive(), Mig(), DriverLimits(limits), HamiCore(files)))
+    by_time = compute_time or ComputeTime(files)
+    return Enforcers(  # HAMi-core checks that the files of all others exist
+        (Exclusive(), Mig(), DriverLimits(limits), by_time, HamiCore(files))
+    )
 
 
 async def check_held(entry: CheckpointEntry, enforcer: Enforcer) -> None:

@@ -16,6 +16,7 @@ from services.node_agent.files import replace_file
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_writer import seed_region, write_overrides
+from shared.dialects import compute_time
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.hami_core import LIBRARY, OVERRIDES
 from shared.model.errors import UnavailableError
@@ -139,7 +140,11 @@ class ContainerFiles:
         library = self.library
         try:
             Path(paths.containers).mkdir(parents=True, exist_ok=True)
-            _ensure(Path(paths.preload), b"" if library.simulated else LIBRARY.encode())
+            hami_core = "" if library.simulated else LIBRARY
+            _ensure(Path(paths.preload), hami_core.encode())
+            _ensure(Path(paths.time_preload), compute_time.LIBRARY.encode())
+            joint = f"{compute_time.LIBRARY}\n{hami_core}".strip()
+            _ensure(Path(paths.joint_preload), joint.encode())
             if library.simulated:
                 _ensure(library.current.path, b"")
         except OSError as error:

@@ -22,7 +22,7 @@ LABELS: dict[Enforcer, str] = {
     "mig": "MIG",
     "driver": "the driver",
     "mps": "MPS",
-    "time": "time slices",
+    "time": "GPU time",
     "hami-core": "HAMi-core",
     "none": "nothing",
 }

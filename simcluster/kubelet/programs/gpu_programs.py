@@ -26,6 +26,10 @@ _OWN = ("LD_",)
 """Prefixes of the container's variables that would change how this machine starts a program."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
+_HAMI_CORE = "libvgpu.so"
+_TIME_LIMITS = "/usr/local/leasehold/time-limits"
+_TIME_USE = "/tmp/leasehold-time/use"  # noqa: S108 - in the container
+"""The files of compute time."""
 STUCK = "stuck"
 """The fault of a GPU whose processes stay, in uninterruptible sleep, when they are to end."""
 SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
@@ -38,8 +42,9 @@ def preloaded(state: ContainerState) -> dict[str, str]:
     """
     given = dict(state.env)
     region = _mounted(state, given.pop(_REGION, ""))
+    limits = _limits(state, region, _preloaded(state))
     gpus = {} if ALL in state.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(state.gpus)}
-    return {**gpus, **given, **_limits(region, _preloaded(state))}
+    return {**gpus, **given, **limits}
 
 
 def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
@@ -170,7 +175,7 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
     """
     given = {name: text for name, text in state.env.items() if not name.startswith(_OWN)}
     region = _mounted(state, given.pop(_REGION, ""))
-    library = _preloaded(state)
+    libraries = _preloaded(state)
     path = os.environ.get("PATH", "")
     driver = {
         "PATH": f"{folder}{os.pathsep}{path}",
@@ -182,24 +187,36 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
         **given,
         VISIBLE: visible_variable(state.gpus),
         **(driver if folder else {"PATH": path}),
-        **_limits(region, library),
+        **_limits(state, region, libraries),
     }
 
 
-def _limits(region: Path | None, library: Path | None) -> Mapping[str, str]:
+def _limits(
+    state: ContainerState, region: Path | None, libraries: Sequence[Path]
+) -> Mapping[str, str]:
+    limits: dict[str, str] = {}
+    hami_core = next((path for path in libraries if path.name == _HAMI_CORE), None)
     if region is None:
-        return {}
-    if library is None:
-        return {"GPU_DRIVER_LIMITS": str(region)}
-    return {_REGION: str(region), "LD_PRELOAD": str(library), "CUDA_REDIRECT": str(library)}
+        libraries = [path for path in libraries if path != hami_core]
+    elif hami_core is None:
+        limits["GPU_DRIVER_LIMITS"] = str(region)
+    else:
+        limits |= {_REGION: str(region), "CUDA_REDIRECT": str(hami_core)}
+    time_limits = _mounted(state, _TIME_LIMITS)
+    time_use = _mounted(state, _TIME_USE)
+    if time_limits is not None and time_use is not None:
+        limits |= {"LEASEHOLD_TIME_LIMITS": str(time_limits), "LEASEHOLD_TIME_USE": str(time_use)}
+    if libraries:
+        limits["LD_PRELOAD"] = " ".join(map(str, libraries))
+    return limits
 
 
-def _preloaded(state: ContainerState) -> Path | None:
-    """Return the library that the container's loader preloads, on this machine."""
+def _preloaded(state: ContainerState) -> list[Path]:
+    """Return the libraries that the container's loader preloads, on this machine."""
     preload = _mounted(state, _PRELOAD)
-    named = preload.read_text().strip() if preload is not None and preload.is_file() else ""
-    library = _mounted(state, named)
-    return library if library is not None and library.is_file() else None
+    named = preload.read_text().split() if preload is not None and preload.is_file() else []
+    libraries = (_mounted(state, name) for name in named)
+    return [library for library in libraries if library is not None and library.is_file()]
 
 
 def _mounted(state: ContainerState, path: str) -> Path | None:

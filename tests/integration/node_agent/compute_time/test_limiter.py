@@ -26,7 +26,7 @@ CASES = {
 }
 WAYS = ("ex", "cooperative", "thread", "streams", "address")
 MEASURED_S = 4.0
-TRIES = 6
+TRIES = 10
 PERIOD_S = 0.5
 
 

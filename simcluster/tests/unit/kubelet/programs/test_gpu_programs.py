@@ -64,6 +64,28 @@ def test_a_library_that_is_preloaded_in_the_container_is_preloaded_here(tmp_path
     assert "GPU_DRIVER_LIMITS" not in variables
 
 
+def test_the_library_of_compute_time_is_preloaded_first_and_finds_its_files(tmp_path: Path) -> None:
+    directory = "/usr/local/leasehold"
+    state = limited(
+        tmp_path, preload=f"{directory}/libleasehold-time.so\n/usr/local/vgpu/libvgpu.so"
+    )
+    for path, host in (
+        (f"{directory}/libleasehold-time.so", tmp_path / "libleasehold-time.so"),
+        (f"{directory}/time-limits", tmp_path / "limits"),
+        ("/tmp/leasehold-time", tmp_path / "time"),
+    ):
+        state.mounts.append(MountPoint(path, str(host), read_only=True))
+    (tmp_path / "libleasehold-time.so").write_bytes(b"library")
+
+    variables = environment(state, DRIVER, GPUS)
+
+    libraries = [str(tmp_path / name) for name in ("libleasehold-time.so", "libvgpu.so")]
+    assert variables["LD_PRELOAD"].split() == libraries
+    assert variables["CUDA_REDIRECT"] == libraries[1]
+    assert variables["LEASEHOLD_TIME_LIMITS"] == str(tmp_path / "limits")
+    assert variables["LEASEHOLD_TIME_USE"] == str(tmp_path / "time" / "use")
+
+
 def test_a_container_without_a_gpu_sees_none() -> None:
     assert environment(ContainerState(), DRIVER, GPUS)["NVIDIA_VISIBLE_DEVICES"] == "void"
 
