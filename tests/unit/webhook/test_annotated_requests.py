@@ -46,9 +46,9 @@ def test_each_example_of_the_guide_is_admitted_and_read_as_it_is(example: str) -
     assert (request.container, request.gpus) == (name, gpus)
     assert required_memory_mib(request, device(memory_mib=15_360)) == mib
     resources = {
-        each["name"]: each["resources"].get("limits", {})
+        item["name"]: item["resources"].get("limits", {})
         for kind in ("initContainers", "containers")
-        for each in completed["spec"].get(kind, [])
+        for item in completed["spec"].get(kind, [])
     }
     assert {name: limits for name, limits in resources.items() if limits} == {
         name: {SHARE: str(gpus)}
