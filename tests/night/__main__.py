@@ -52,7 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write_page:
         TROUBLESHOOTING.write_text(filled(TROUBLESHOOTING, {"faults": page_table()}))
         return 0
-    results = asyncio.run(run_night(chosen, patience=options.patience, prints_words=options.words))
+    try:
+        results = asyncio.run(
+            run_night(chosen, patience=options.patience, prints_words=options.words)
+        )
+    except asyncio.CancelledError:
+        print("stopped; nothing is left running", file=sys.stderr)
+        return 130
     print(table(results))
     return 1 if any(result.misses for result in results) else 0
 
