@@ -26,7 +26,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 BOUNDS: Mapping[str, str] = {
     "constants of the code": (
         "service handler subject outcome kind state cause verb waited system source setting "
-        "enforcer memory compute"
+        "enforcer memory compute phase"
     ),
     "codes of refusals, or kinds of the one fact that the metric is about": "reason error_type",
     "versions and settings in use": "version layout content digest strategy",
