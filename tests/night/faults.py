@@ -399,10 +399,10 @@ FAULTS: tuple[Fault, ...] = (
         text="Redis has lost a lease that the agent has",
         begin=_lose_lease,
         end=_nothing,
-        remedy="none: a binder restores it; find out what writes to Redis",
-        says={ALERT: "LeaseholdLedgerMismatch"},
+        remedy="leasehold audit shows it; find out what writes to Redis",
+        says={},
         silent=dict.fromkeys(
-            (WAITING, RUNNING, DOCTOR, BANNER), "the lease is restored within seconds"
+            Place, "no metric rises within a minute, and pods run on: leasehold audit compares"
         ),
         runbook="leasehold-audit-finds-a-difference",
     ),
