@@ -83,16 +83,8 @@ def build_binder(
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers, sender)
     rebuild = _ledger_rebuild(ports, evidence, holders, sender)
-    volumes = VolumeBinder(
-        ledger=ledger,
-        volumes=ports.volumes,
-        holders=holders,
-        updater=updater,
-        conditions=conditions,
-        events=events,
-        publish=ports.publish,
-        clock=clock,
-        timeout_s=volume_bind_timeout_s,
+    volumes = _volume_binder(
+        ports, updater, conditions, events, holders=holders, timeout_s=volume_bind_timeout_s
     )
     binder = PodBinder(
         ledger=ledger,
@@ -130,6 +122,28 @@ def build_binder(
         preemptions=preemptions,
         starts=preemptions.starts,
         resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
+    )
+
+
+def _volume_binder(
+    ports: BinderPorts,
+    updater: LedgerUpdater,
+    conditions: ConditionWriter,
+    events: EventWriter,
+    *,
+    holders: LeaseHolders,
+    timeout_s: float,
+) -> VolumeBinder:
+    return VolumeBinder(
+        ledger=ports.ledger,
+        volumes=ports.volumes,
+        holders=holders,
+        updater=updater,
+        conditions=conditions,
+        events=events,
+        publish=ports.publish,
+        clock=ports.clock,
+        timeout_s=timeout_s,
     )
 
 

@@ -53,6 +53,36 @@ def reservation_of(
     """Return the request for a lease on what was allocated, or why there can be none."""
     if claim.refusal:
         return claim.refusal
+    shares = _shares_of(claim, node)
+    if isinstance(shares, str):
+        return shares
+    lease = Lease(
+        pod=claim.claim,
+        namespace=claim.namespace,
+        name=claim.name,
+        node=claim.node,
+        shares=tuple(shares),
+        claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
+        trace=trace,
+    )
+    size = len(dump_lease(lease)) + NUMBERS_BYTES * (2 + len(shares))
+    if size > MOST_DATA:
+        return (
+            f"the copy of its lease has up to {size} bytes, and its status has room for "
+            f"{MOST_DATA}: request fewer devices, or give the requests shorter names"
+        )
+    return Reservation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        candidates=(Placement(node=lease.node, shares=lease.shares),),
+        claim=lease.claim,
+        trace=lease.trace,
+    )
+
+
+def _shares_of(claim: AllocatedClaim, node: LedgerNode | None) -> list[Share] | str:
+    """Return the shares of what was allocated, or why there can be none."""
     devices = _claimable_devices(node)
     shares: list[Share] = []
     profiles: dict[DeviceUuid, list[str]] = {}
@@ -82,33 +112,10 @@ def reservation_of(
                 f"{'; '.join(map(_layout_text, device.layouts))}"
             )
         places[device.uuid] = iter(chosen)
-    shares = [
+    return [
         structs.replace(share, mig=next(places[share.device])) if share.mig else share
         for share in shares
     ]
-    lease = Lease(
-        pod=claim.claim,
-        namespace=claim.namespace,
-        name=claim.name,
-        node=claim.node,
-        shares=tuple(shares),
-        claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
-        trace=trace,
-    )
-    size = len(dump_lease(lease)) + NUMBERS_BYTES * (2 + len(shares))
-    if size > MOST_DATA:
-        return (
-            f"the copy of its lease has up to {size} bytes, and its status has room for "
-            f"{MOST_DATA}: request fewer devices, or give the requests shorter names"
-        )
-    return Reservation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        candidates=(Placement(node=lease.node, shares=lease.shares),),
-        claim=lease.claim,
-        trace=lease.trace,
-    )
 
 
 def _claimable_devices(
