@@ -31,9 +31,10 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.memory_limits.container_limits import ContainerLimits, ListPods
+from services.node_agent.memory_limits.container_limits import ContainerLimits
 from services.node_agent.memory_limits.hook_program import BUILT, HookProgram
 from services.node_agent.memory_limits.hook_server import HookServer
+from services.node_agent.memory_limits.listed_pods import ListPods
 from services.node_agent.metrics import (
     LEASES,
     LEFTOVERS,

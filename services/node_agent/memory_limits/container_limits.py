@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,12 +27,12 @@ from services.node_agent.gpus.memory_limits import (
     LimitTarget,
     MemoryLimit,
 )
-from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.memory_limits.cgroup_tree import parse_process
 from services.node_agent.memory_limits.foreign_limits import ForeignLimits
 from services.node_agent.memory_limits.hook_program import HookProgram
 from services.node_agent.memory_limits.hook_server import HookCall
 from services.node_agent.memory_limits.limit_setter import LimitSetter
+from services.node_agent.memory_limits.listed_pods import ListedPods, ListPods
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.memory_limits.specification import check_variables, read_variables
 from services.node_agent.metrics import FOREIGN_LIMITS, LIMIT_HOOKS
@@ -47,13 +47,8 @@ logger = logging.getLogger(__name__)
 
 TRY_S = 30.0
 """Interval of trials whether the driver limits memory."""
-RUNNING_S = 5.0
-"""How long the kubelet's list of containers counts as current, and why it cannot be read."""
-LIST_S = 2.0
-"""Time limit of reading it: a container that starts meanwhile waits, for 5 s at most."""
 
 LimitSetters = LimitSetter | RemoteLimits
-ListPods = Callable[[], Awaitable[Sequence[KubeletPod]]]
 
 
 class Wanted(NamedTuple):
@@ -136,7 +131,7 @@ class ContainerLimits:
         self.node = node
         self.setter = setter
         self.checkpoint = checkpoint
-        self.list_pods = list_pods
+        self.listed = ListedPods(list_pods)
         self.proc = proc
         self.bundles = bundles
         self.program = program
@@ -146,9 +141,6 @@ class ContainerLimits:
         """By device, why the driver sets no limits there."""
         self.agent_limit_reason = ""
         """Why the agent must not report devices, or an empty text."""
-        self._listed: tuple[Mapping[PodUid, KubeletPod], float] = ({}, -math.inf)
-        self._unlisted_reason = ""
-        """Why the kubelet's list was not read the last time, or an empty text."""
         self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
         self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
         """Pods and IDs of containers by holder and container, or request."""
@@ -211,7 +203,7 @@ class ContainerLimits:
         FOREIGN_LIMITS.labels(device).set(len(foreign))
         if any(limit.pod is not None for limit in foreign):
             with contextlib.suppress(LeaseholdError):  # their names are shown later
-                await self._running()
+                await self.listed.read()
         for text in self.foreign.replace(device, foreign):
             logger.warning("%s", text)
 
@@ -464,7 +456,7 @@ class ContainerLimits:
 
     def _may_run(self, entry: CheckpointEntry, ids: Set[str]) -> bool:
         """Whether an entry's container may have started: it has, or that cannot be seen."""
-        return bool(ids) or entry.lease.claim is not None or bool(self._unlisted_reason)
+        return bool(ids) or entry.lease.claim is not None or bool(self.listed.unread_reason)
 
     async def _find_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
         """Return the IDs of the containers of a pod that have an entry's shares.
@@ -478,37 +470,10 @@ class ContainerLimits:
         ids = {container_id for of, container_id in started if of == pod}
         if ids or entry.lease.claim is not None:
             return ids
-        listed = (await self._running()).get(pod)
+        listed = (await self.listed.read()).get(pod)
         if listed is None:
             return frozenset()
         return {container_id for container_id, of in listed.container_ids.items() if of == name}
-
-    async def _running(self) -> Mapping[PodUid, KubeletPod]:
-        """Raises UnavailableError if the kubelet's list cannot be read."""
-        pods, listed_at = self._listed
-        time = asyncio.get_running_loop().time
-        if time() >= listed_at + RUNNING_S:
-            reason = ""
-            try:
-                async with asyncio.timeout(LIST_S):
-                    pods = {pod.uid: pod for pod in await self.list_pods()}
-            except TimeoutError:
-                reason = f"the kubelet did not list its pods within {LIST_S:g} s"
-            except LeaseholdError as error:
-                reason = str(error)
-            self._listed = pods, time()
-            self._note_unlisted(reason)
-        if self._unlisted_reason:
-            raise UnavailableError(
-                "which containers started before the node agent did cannot be seen, so that their "
-                f"limits are neither compared nor changed: {self._unlisted_reason}"
-            )
-        return pods
-
-    def _note_unlisted(self, reason: str) -> None:
-        if reason and reason != self._unlisted_reason:
-            logger.warning("the kubelet's pods cannot be listed for limits of memory: %s", reason)
-        self._unlisted_reason = reason
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
@@ -517,8 +482,7 @@ class ContainerLimits:
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
         )
-        listed, _ = self._listed
-        foreign = self.foreign.violations(self.node, listed)
+        foreign = self.foreign.violations(self.node, self.listed.latest)
         return (*self._refusals.values(), *late, *foreign)
 
     def _violation(

@@ -96,7 +96,7 @@ async def test_a_gpu_with_a_limit_of_another_program_is_not_offered_and_the_limi
 
     async def find_out() -> str:
         limits._tried = (frozenset(), -math.inf)
-        limits._listed = ({}, -math.inf)
+        limits.listed.read_at = -math.inf
         await enforcer.find_out([gpu_of()])
         return enforcer.missing(gpu_of(), SharingConfig())
 

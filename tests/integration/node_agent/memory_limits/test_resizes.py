@@ -143,7 +143,7 @@ async def test_more_waits_while_the_kubelet_does_not_list_the_containers_of_an_e
                 "_check_allowed",
                 lambda *_: (_ for _ in ()).throw(failing(code)),
             )
-            driver.limits._listed = ({}, -math.inf)
+            driver.limits.listed.read_at = -math.inf
 
             reply = await request(cluster, larger)
 
@@ -156,7 +156,7 @@ async def test_more_waits_while_the_kubelet_does_not_list_the_containers_of_an_e
             assert held_mib(cluster) == {4_000}
             await agent.usage.audit.audit()
             assert not agent.usage.audit.violations
-        driver.limits._listed = ({}, -math.inf)
+        driver.limits.listed.read_at = -math.inf
 
         assert (await request(cluster, larger)).applied
         assert held_mib(cluster) == {6_000}
