@@ -83,9 +83,7 @@ def build_binder(
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers, sender)
     rebuild = _ledger_rebuild(ports, evidence, holders, sender)
-    volumes = _volume_binder(
-        ports, updater, conditions, events, holders=holders, timeout_s=volume_bind_timeout_s
-    )
+    volumes = _volume_binder(ports, updater, conditions, events, volume_bind_timeout_s)
     binder = PodBinder(
         ledger=ledger,
         publish=ports.publish,
@@ -130,14 +128,12 @@ def _volume_binder(
     updater: LedgerUpdater,
     conditions: ConditionWriter,
     events: EventWriter,
-    *,
-    holders: LeaseHolders,
     timeout_s: float,
 ) -> VolumeBinder:
     return VolumeBinder(
         ledger=ports.ledger,
         volumes=ports.volumes,
-        holders=holders,
+        holders=LeaseHolders(ports.pods, ports.claims),
         updater=updater,
         conditions=conditions,
         events=events,
