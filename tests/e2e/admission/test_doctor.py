@@ -216,7 +216,8 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     judged = findings(done)
     assert "Xid 79" in judged["device-health"]["text"]
     assert sick.code == 1
-    assert sick.out.endswith("the bus; its agent opens it once it is healthy\n")
+    assert "off the bus: drain the node and restart it" in sick.out
+    assert sick.out.endswith("; its agent opens it once it is healthy\n")
     assert "vgpu.sock" in judged["other-plugins"]["text"]
     assert "allkeys-lru" in findings(evicting)["redis"]["text"]
     assert "the check `redis`" in findings(evicting)["device-health"]["text"]

@@ -17,6 +17,7 @@ from shared.model.budgets.budget import (
     BudgetWindow,
     ChargeEntry,
 )
+from shared.model.budgets.cost_records import CostMark
 from shared.model.clock import SystemClock
 from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.node_events import ShareActivated
@@ -208,6 +209,10 @@ class FixedBudgets:
     async def all_accounts(self, _: object) -> Accounts:
         """Return no account."""
         return Accounts(now_ms=round(NOW * 1000), accounts=())
+
+    async def costs(self, _from_ms: int, _to_ms: int) -> CostMark:
+        """Return nothing recorded."""
+        return CostMark()
 
     async def entries(self, _: object, *, after: str) -> list[ChargeEntry]:
         """Return a charge of 20 minutes for every 20 minutes, all at once."""
