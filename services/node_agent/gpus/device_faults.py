@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shared.dialects.nvidia.xids import XID_CATALOGUE
 from shared.model.devices.device import NO_RESPONSE_CODE, UNNAMED, UnreadDevice
 from shared.model.devices.node import NOT_LISTED_CODE, REPLACED_CODE
 from shared.model.names import DeviceUuid
@@ -29,7 +30,6 @@ class XidGuide:
     """What to do, as NVIDIA's catalogue advises."""
 
 
-CATALOGUE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 XID_GUIDES: Mapping[int, XidGuide] = {
     13: XidGuide("a program has failed in the compute engine", _RESTART),
     31: XidGuide("a program accessed memory that it does not have", _RESTART),
@@ -69,9 +69,9 @@ XID_GUIDES: Mapping[int, XidGuide] = {
     ),
     140: XidGuide("unrecovered memory error", f"{_RESET}; {_REPLACE}"),
 }
-"""By number; the remedies are the immediate actions of `CATALOGUE`: RESTART_APP, RESET_GPU,
+"""By number; the remedies are the immediate actions of `XID_CATALOGUE`: RESTART_APP, RESET_GPU,
 RESTART_BM, and the workflows of 48 and 74."""
-_OTHER = XidGuide("see NVIDIA's list of Xid errors", CATALOGUE)
+_OTHER = XidGuide("see NVIDIA's list of Xid errors", XID_CATALOGUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from shared.dialects.advertised import NodeObject, NodeSoftware, PluginDeviceId
+from shared.dialects.advertised import Advertisement, NodeObject, NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect
 from shared.model.devices.device import Device
 from shared.model.devices.node import AGENT_ANNOTATION
@@ -57,13 +57,22 @@ def advertisement_of(
         check_list(resource, ids)
     return NodeAdvertisement(
         served={name: {entry.id: entry for entry in ids} for name, ids in lists.items()},
-        amounts={name: frozenset(part.node_status) for part in parts for name in part.served},
+        amounts=_amounts(parts),
         node_status=_merged(part.node_status for part in parts),
         annotations={AGENT_ANNOTATION: "true"} | _merged(part.annotations for part in parts),
         labels=_merged(part.labels for part in parts),
         annotation_entries=_merged(part.annotation_entries for part in parts),
         objects=tuple(obj for part in parts for obj in part.objects),
     )
+
+
+def _amounts(parts: Iterable[Advertisement]) -> dict[str, frozenset[str]]:
+    """Return what pods request beside each served resource, in the words of any dialect."""
+    amounts: dict[str, frozenset[str]] = {}
+    for part in parts:
+        for name in part.served:
+            amounts[name] = amounts.get(name, frozenset()).union(part.node_status)
+    return amounts
 
 
 def _merged(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
