@@ -87,13 +87,15 @@ def recorded(history: Sequence[Held], steps: Sequence[int], gpus: Sequence[int])
     found: dict[int, CostHour] = {}
     all_leases = [(as_lease(place, held), held) for place, held in enumerate(history)]
     idle = {
-        key_of(one): 0.0 if held.idle else None for one, held in all_leases if held.idle is not None
+        key_of(lease): 0.0 if held.idle else None
+        for lease, held in all_leases
+        if held.idle is not None
     }
     for begin, end in pairwise(steps):
-        live = tuple(one for one, held in all_leases if held.begin <= end < held.end)
+        live = tuple(lease for lease, held in all_leases if held.begin <= end < held.end)
         entries = [
-            JournalEntry(at_ms=at, kind=kind, leases=(one,))
-            for one, held in all_leases
+            JournalEntry(at_ms=at, kind=kind, leases=(lease,))
+            for lease, held in all_leases
             for at, kind in ((held.begin, "held"), (held.end, "ended"))
             if begin < at <= end or at == begin == T0
         ]

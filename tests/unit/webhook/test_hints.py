@@ -128,13 +128,13 @@ def test_a_wrong_amount_leads_to_a_pod_that_runs_with_the_words_of_its_system(wr
 
 def mixtures() -> Iterator[Any]:
     systems = (NVIDIA, VGPU, {"volcano.sh/gpu-memory": "3000"}, KOORDINATOR, TENCENT)
-    for at, one in enumerate(systems):
+    for at, system in enumerate(systems):
         for other in systems[at + 1 :]:
-            names = f"{next(iter(one))} {next(iter(other))}"
-            yield pytest.param(of(one | other), id=f"{names} together")
-            first = dict([next(iter(one.items()))])
+            names = f"{next(iter(system))} {next(iter(other))}"
+            yield pytest.param(of(system | other), id=f"{names} together")
+            first = dict([next(iter(system.items()))])
             yield pytest.param(of(first | without(other, next(iter(other)))), id=f"{names} parts")
-            two = container("main", one), container("side", other)
+            two = container("main", system), container("side", other)
             yield pytest.param(pod(*two), id=f"{names} in two")
 
 
