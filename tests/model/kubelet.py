@@ -7,7 +7,7 @@ longer.
 import asyncio
 import contextlib
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,8 @@ class Kubelet:
         self._claims_changing = asyncio.Lock()
         self.is_cut_off = False
         """It cannot reach the API server."""
+        self.is_blank = False
+        """The machine has restarted since then: it knows the pods only from the API server."""
         self.unreported: list[tuple[Pod, str]] = []
         """Pods that have ended since then, with their phases."""
         self.answer = ""
@@ -133,6 +135,7 @@ class Kubelet:
     def find_api(self, answer: str) -> None:
         """End that; it answers like this for a while longer."""
         self.is_cut_off = False
+        self.is_blank = False
         self.answer = answer
         self.answers_until = self.node.clock.ticks() + ANSWERS_S[answer]
         for pod, phase in self.unreported:
@@ -144,7 +147,8 @@ class Kubelet:
         if not self.is_cut_off:
             self.end_deleted()
             self.node.spawn(self._sync_claims())
-        self.end_late()
+        if not self.is_blank:
+            self.end_late()
         if self.admission is not None and self.admission.done() and not self.admission.cancelled():
             self.admission.result()  # a bug of the product ends the run
         if self.admission is None or self.admission.done():
@@ -223,6 +227,13 @@ class Kubelet:
         for record in self.claims.values():
             record.given = None
             record.container_id = ""
+
+    def restart_machine(self) -> None:
+        """Stop all containers; they start again once it knows from the API server which stay."""
+        self.end_processes()
+        self.stop_all()
+        self.listed_before = {}
+        self.is_blank = self.is_cut_off
 
     def stop_users(self, device: DeviceUuid) -> None:
         """Stop the containers of a device that is reset."""
@@ -319,9 +330,12 @@ class Kubelet:
                 leased_at=lease_outline(record.pod.lease).created_at,
                 container_ids={record.container_id: CONTAINER} if record.given else {},
             )
-            for uid, record in self.records.items()
+            for uid, record in self._seen()
             if isinstance(record.pod, Pod)
         }
+
+    def _seen(self) -> Collection[tuple[PodUid, KubeletRecord]]:
+        return () if self.is_blank else self.records.items()
 
     def end_processes(self, device: DeviceUuid | None = None) -> None:
         """End what is left of ended pods: all, or what uses a device."""
@@ -334,10 +348,10 @@ class Kubelet:
         return PodResources(
             holdings=tuple(
                 Holding(NAMESPACE, r.pod.name, CONTAINER, TRIGGER, frozenset(r.device_ids))
-                for r in self.records.values()
+                for _, r in self._seen()
                 if r.device_ids
             ),
-            pods=frozenset((NAMESPACE, r.pod.name) for r in self.records.values()),
+            pods=frozenset((NAMESPACE, r.pod.name) for _, r in self._seen()),
         )
 
     async def _admit(self) -> None:
@@ -363,7 +377,7 @@ class Kubelet:
                         self.end(pod.uid, "Failed")
 
     async def _start_again(self) -> None:
-        for record in list(self.records.values()):
+        for _, record in list(self._seen()):
             if record.stopped:
                 record.has_restarted = True
                 await self._start(record)

@@ -374,8 +374,7 @@ class Node:
         """
         for uuid in list(self.driver.hanging):
             self.respond(uuid)
-        self.kubelet.end_processes()
-        self.kubelet.stop_all()
+        self.kubelet.restart_machine()
         for device in self.devices:
             self.driver.reset(device.uuid)
         self.limit_driver.lose()
