@@ -144,6 +144,9 @@ class NatsClient(Client):  # type: ignore[misc]
             await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip()}"))
 
     async def _connect_to_server(self, s: Any) -> None:
+        """Connect, and close the connection of a failed attempt, which the library leaves open."""
+        if self._transport is not None:
+            self._transport.close()
         self._is_encrypted = False
         s.last_attempt = time.monotonic()
         self._transport = _Transport()

@@ -79,6 +79,9 @@ async def connected(
     except (TimeoutError, OSError, nats.errors.Error) as error:
         errors.sort(error)
         raise UnavailableError(_failure_text(where, credentials, errors)) from error
+    finally:
+        if not client.is_connected:
+            await client.close()
     errors.is_connected = True
     return client
 

@@ -1,17 +1,20 @@
 """A task of the client's library that ends makes its service unready at once, and ends it."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from operator import lt
+from operator import eq, lt
 from typing import Any
 
 import pytest
 
+from shared.credentials.logins import ClientCredentials
 from shared.model.clock import in_background
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodQueued
+from shared.nats import connection
 from shared.nats.bus import Bus
 from shared.nats.client import NatsClient
 from tests.integration.nats.world import Recorder, connected, publish, queued, running
@@ -148,3 +151,59 @@ async def test_an_error_in_the_background_ends_what_it_serves_and_is_raised() ->
     with pytest.raises(KeyError):
         async with in_background(asyncio.Event().wait()):  # type: ignore[arg-type]
             raise KeyError
+
+
+class SilentServer:
+    """Accepts connections and, after the first `welcomed`, never says a word."""
+
+    def __init__(self, welcomed: int) -> None:
+        self.welcomed = welcomed
+        self.url = ""
+        self.accepted = 0
+        self.open = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def listening(cls, *, welcomed: int) -> AsyncIterator["SilentServer"]:
+        silent = cls(welcomed)
+        async with await asyncio.start_server(silent._serve, "127.0.0.1", 0) as server:
+            silent.url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield silent
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.open += 1
+        try:
+            if self.accepted <= self.welcomed:
+                writer.write(b'INFO {"server_id":"x","version":"2.11.0","headers":true}\r\n')
+                while line := await reader.readline():
+                    if line.startswith(b"PING"):
+                        writer.write(b"PONG\r\n")
+            else:
+                await reader.read()
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+async def test_a_first_connection_that_is_given_up_is_closed() -> None:
+    async with SilentServer.listening(welcomed=0) as server:
+        with pytest.raises(UnavailableError):
+            await connection.connected(
+                server.url, name="test", credentials=ClientCredentials(), patience_s=0.3
+            )
+        assert server.accepted == 1
+        await until(lambda: server.open, partial(eq, 0))
+
+
+async def test_an_attempt_to_connect_again_closes_the_one_before() -> None:
+    async with SilentServer.listening(welcomed=1) as server:
+        client = await connection.connected(
+            server.url, name="test", credentials=ClientCredentials(), patience_s=20
+        )
+        client.options["connect_timeout"] = 0.1
+        await client.force_reconnect()
+        await until(lambda: server.accepted, partial(lt, 4))
+        assert server.open <= 2, "the attempt before the last may be closing"
+        await client.close()
+        await until(lambda: server.open, partial(eq, 0))

@@ -50,16 +50,18 @@ class RawClient:
 
 async def open_raw(login: Login) -> RawClient:
     """Connect and log in. Raises ConnectionError unless the server accepts that."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", login.port)
-    await reader.readline()
-    if login.tls is not None:
-        await writer.start_tls(login.tls, server_hostname="127.0.0.1")
-    options = {"user": login.user, "pass": login.secret, "verbose": False, "protocol": 1}
-    client = RawClient(reader, writer)
-    await client.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
-    if b"PONG" not in (received := await client.replies()):
+    client = RawClient(*await asyncio.open_connection("127.0.0.1", login.port))
+    try:
+        await client.reader.readline()
+        if login.tls is not None:
+            await client.writer.start_tls(login.tls, server_hostname="127.0.0.1")
+        options = {"user": login.user, "pass": login.secret, "verbose": False, "protocol": 1}
+        await client.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
+        if b"PONG" not in (received := await client.replies()):
+            raise ConnectionError(received.decode(errors="replace"))
+    except BaseException:
         client.close()
-        raise ConnectionError(received.decode(errors="replace"))
+        raise
     return client
 
 
