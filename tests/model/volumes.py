@@ -11,8 +11,19 @@ from msgspec import structs
 
 from services.binder.bind.claim_progress import BIND_COMPLETED, SELECTED_NODE
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
-from shared.kubernetes.storage_objects import ApiVolume, ApiVolumeClaim, ClaimSpec, VolumeSpec
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.storage_objects import (
+    ApiVolume,
+    ApiVolumeClaim,
+    ClaimSpec,
+    VolumeNodeAffinity,
+    VolumeSpec,
+)
+from shared.kubernetes.types import (
+    NodeSelector,
+    NodeSelectorTerm,
+    ObjectMeta,
+    SelectorRequirement,
+)
 from shared.kubernetes.watch_events import WatchEvent
 from shared.model.devices.node import NodeFacts
 from shared.model.names import NodeName
@@ -109,7 +120,12 @@ class Volumes:
         return self._object(name) if name in self.claims else None
 
     async def get_volume(self, name: str) -> ApiVolume | None:
-        return ApiVolume(metadata=ObjectMeta(name=name), spec=VolumeSpec())
+        """Return the volume of a claim, or, of a claim that is gone, one that is out of reach."""
+        selected = [c.selected for c in self.claims.values() if name == _volume_of(c)]
+        reached = SelectorRequirement(key="metadata.name", operator="In", values=tuple(selected))
+        required = NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(reached,)),))
+        affinity = VolumeNodeAffinity(required=required)
+        return ApiVolume(metadata=ObjectMeta(name=name), spec=VolumeSpec(node_affinity=affinity))
 
     async def get_node(self, name: NodeName) -> NodeFacts | None:
         return facts(name)
@@ -155,7 +171,7 @@ class Volumes:
                 resource_version=str(claim.version),
                 annotations=annotations,
             ),
-            spec=ClaimSpec(volume_name=f"pv-{claim.uid}" if claim.bound else ""),
+            spec=ClaimSpec(volume_name=_volume_of(claim) if claim.bound else ""),
         )
 
     def _note(self, name: str, event: str | WatchEvent[ApiVolumeClaim] = "MODIFIED") -> None:
@@ -166,3 +182,7 @@ class Volumes:
         self._events.append((self._number, event))
         self._news.set()
         self._changed(name)
+
+
+def _volume_of(claim: Claim) -> str:
+    return f"pv-{claim.uid}"
