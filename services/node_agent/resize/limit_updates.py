@@ -283,7 +283,8 @@ class LimitUpdater:
             ):
                 await self._keep_lowered(pod, entry.lowered, resized_at=lease.resized_at + LATER_S)
         if entry.lowered and not leases:
-            await self._keep_lowered(pod, entry.lowered, resized_at=entry.lowered.lease.resized_at)
+            resized_at = entry.lowered.lease.resized_at + LATER_S
+            await self._keep_lowered(pod, entry.lowered, resized_at=resized_at)
         await self._follow()
 
     async def _keep_lowered(self, pod: PodUid, lowered: ShrunkLease, *, resized_at: float) -> None:

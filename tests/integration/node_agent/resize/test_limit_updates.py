@@ -17,6 +17,7 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed, image_of, seed_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.resize.limit_updates import LATER_S
 from services.node_agent.resize.limits import ShortageError, check_use
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings
@@ -251,7 +252,8 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_what_the_lease_is(
         smaller = sized(lease, 1_000, later=0)
         if ledger == "has lost it":
             cluster.ledger.leases.clear()
-            known = smaller
+            # Later than what a rebuild may find on the pod: the ledger restores what is here.
+            known = structs.replace(smaller, resized_at=smaller.resized_at + LATER_S)
         elif ledger == "has it smaller":
             known = cluster.ledger.grant(sized(lease, 1_000))
         cluster.ledger.unavailable = True
