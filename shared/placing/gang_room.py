@@ -126,6 +126,16 @@ class _EndedLeases:
                 placed[number] = result
         return placed
 
+    def place(self, request: PodRequest, numbers: Iterable[int]) -> Placed:
+        """Place as many of these equal pods as fit on any node."""
+        placed: Placed = {}
+        for number in numbers:
+            result = self.cluster.place(PodUid(str(number)), request)
+            if isinstance(result, NoFit):
+                break
+            placed[number] = result
+        return placed
+
     def remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.cluster.remove(PodUid(str(number)))
@@ -217,6 +227,9 @@ class GangRoomSearch:
             if number not in self._placed:
                 kinds.setdefault(placement_key(request), []).append(number)
         for numbers in kinds.values():
+            # What ended for other pods may leave room for these.
+            wanted = numbers[: self._needed - len(self._placed)]
+            self._placed.update(self._trial.place(self._requests[numbers[0]], wanted))
             self._choose(numbers, among)
         self._trial.remove(self._placed)
         for ends in self._taken:

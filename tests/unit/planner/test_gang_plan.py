@@ -147,6 +147,15 @@ def test_pods_of_two_kinds_get_room_together() -> None:
     assert victims(found) == ["a0", "b0", "b1"]
 
 
+def test_pods_of_another_kind_get_the_room_that_a_whole_gang_leaves() -> None:
+    members = [in_gang(on_gpus(name, name, 0), 2) for name in "ab"]
+    given = inputs(*(node(name, 1, of) for name, of in zip("ab", members, strict=True)))
+
+    found = plan_for_gang([WHOLE, requesting(SIZE // 2)], 2, GANG, given)
+
+    assert victims(found) == ["a", "b"]
+
+
 def test_limits_and_disruption_budgets_hold_for_all_victims_together() -> None:
     nodes = (node("a", 2, on_gpus("a0", "a", 0), on_gpus("a1", "a", 1)),)
     web = DisruptionBudget(name="a/web", pods=frozenset(map(PodUid, ("a0", "a1"))), allowed=1)
@@ -295,11 +304,12 @@ def fit_after(requests: Sequence[PodRequest], given: PlanInput, ended: Sequence[
 
 
 @settings(max_examples=tries(150), deadline=None)
-@given(clusters(), st.sampled_from([8_000, 16_000]), st.integers(1, 4))
+@given(clusters(), st.lists(st.sampled_from([8_000, 16_000]), min_size=1, max_size=4))
 def test_a_plan_makes_the_gang_fit_and_there_is_one_if_there_can_be(
-    given_input: PlanInput, mib: int, size: int
+    given_input: PlanInput, sizes: list[int]
 ) -> None:
-    requests = [requesting(mib)] * size
+    requests = [requesting(mib) for mib in sorted(sizes, reverse=True)]
+    size = len(sizes)
 
     found = plan_for_gang(requests, size, GANG, given_input)
 
