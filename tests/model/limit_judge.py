@@ -62,10 +62,13 @@ class LimitJudge:
                 yield f"S7: {self._text(node, record, share)}"
 
     def check_created(self, ledger: RawLedger, node: Node, record: KubeletRecord) -> None:
-        """Check that a pod's limit stands before the runtime makes its container."""
+        """Check that a pod's limit was set before the runtime makes its container.
+
+        What has vanished since is set by the hook, before the first process.
+        """
         device, user, _ = _place(record)
         for _ in self._shares(ledger, node, record):
-            if node.limit_driver.held_mib(device, user, "") is None and not node.limit_client.fails:
+            if node.limit_driver.last_mib(device, user, "") is None and not node.limit_client.fails:
                 self.world.fail(f"S7: {record.pod.uid} is created, and {user} has no limit")
 
     def check_given(self, ledger: RawLedger, node: Node, record: KubeletRecord) -> None:
