@@ -1,5 +1,6 @@
 """Judges preemption: all of a gang get room or none, and a gang ends as a whole or not at all."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -97,13 +98,18 @@ class PreemptionJudge:
     def check_evicted(
         self, pod: Pod, announced_s: float, now_s: float, *, is_clock_wrong: bool
     ) -> None:
+        """Judge an eviction by the announcement that the pod had.
+
+        A withdrawn one counts again if Redis lost that unseen, and nobody remembers it.
+        """
+        is_forgotten = self.world.lost_unseen and announced_s == math.inf
         self.figures["evictions"] += 1
         self.evicted.add(pod.uid)
         if pod.uid not in self._victims:
             self.world.fail(f"M2: {pod.uid} is evicted, and no plan says so")
         elif pod.request.priority >= self._victims[pod.uid]:
             self.world.fail(f"M2: {pod.uid} is evicted for a pod without a higher priority")
-        elif now_s < announced_s + NOTICE_S and not is_clock_wrong:
+        elif now_s < announced_s + NOTICE_S and not (is_clock_wrong or is_forgotten):
             self.world.fail(f"M2: {pod.uid} is evicted, announced at {announced_s} s: {now_s}")
 
     def unserved(self, sample: Sample, ledger: RawLedger) -> Iterator[str]:

@@ -27,6 +27,9 @@ PRIORITY = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
 REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
 """Of Events; all other causes concern budgets."""
+LATE_S = 30.0
+"""So long after the time of an announced eviction, it is announced anew: no binder was there, or
+Redis has an older plan, whose announcement was withdrawn."""
 MOST_NAMED = 8
 """Evicted pods that an Event names: its text has a bound."""
 
@@ -82,6 +85,7 @@ def next_step(
         (len(observed.waiting) < len(preemption.wanted), Step.WAIT),
         (preemption.stage is PreemptionStage.OPENED, Step.ANNOUNCE),
         (announced and now < preemption.evict_at, Step.WAIT),
+        (announced and now >= preemption.evict_at + LATE_S, Step.ANNOUNCE),
         (bool(preemption.left), Step.EVICT),
         (not preemption.wanted, Step.CLOSE),
         (bool(observed.leased_victims), Step.WAIT),

@@ -188,6 +188,7 @@ BOUND = replace(RESERVED, leases=[lease("p", state=LeaseState.BOUND)])
         (replace(ANNOUNCED, stage=PreemptionStage.OPENED), WAITING, 0, Step.ANNOUNCE),
         (ANNOUNCED, WAITING, 29, Step.WAIT),
         (ANNOUNCED, WAITING, 30, Step.EVICT),
+        (ANNOUNCED, WAITING, 60, Step.ANNOUNCE),
         (ANNOUNCED, WAITING, 90, Step.CANCEL),
         (ANNOUNCED, replace(MISSING, gone={PodUid("p")}), 0, Step.CANCEL),
         (ANNOUNCED, MISSING, 30, Step.WAIT),
