@@ -1,5 +1,5 @@
 -- Write all devices of nodes. Arguments: a DeviceReportRecord for each node. A device that is not reported any more
--- keeps its leases and gets no new ones.
+-- keeps its leases and its claim, and gets no new ones.
 -- Returns false if nothing changed and nothing was refused, or {uuid, node, other node, ...} of devices that
 -- a node reports as healthy, and that stay with another node.
 local capacity = require('capacity')
@@ -160,7 +160,7 @@ local function save_report(report)
   for _, uuid in ipairs(uuids_before) do
     local device = records.devices[uuid]
     if device and not is_reported[uuid] and device[D.NODE] == name then
-      if device[D.SHARES] > 0 then
+      if device[D.SHARES] > 0 or device[D.IS_CLAIMED] then
         device[D.STATUS] = 0
         uuids[#uuids + 1] = uuid
         records.changed_devices[uuid] = true
