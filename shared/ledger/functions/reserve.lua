@@ -264,7 +264,9 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   numbers, answer, new_repelling = {}, {''}, {}
   first_pieces, requests, first_demands = {}, {}, {}
   is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
-  pending = waiting.pending_offers(now, read_pods(ranks))
+  -- Pods of a gang that start together do not wait for each other.
+  local gang = gang_needs and not gang_needs[3] and gang_needs[1] or nil
+  pending = waiting.pending_offers(now, read_pods(ranks), gang)
   is_gone = gone_pods.among(pods)
   selected.begin(rules_of_pods, known)
 

@@ -18,9 +18,10 @@ from shared.model.leases.ledger import (
     ReservedLease,
     WaitingPod,
     WaitResult,
+    reservation_for,
 )
 from shared.model.names import NodeName, PodUid
-from shared.model.requests.placement import Refusal
+from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import Gang
 from tests.support.placer.ledger import (
     GANG,
@@ -355,6 +356,24 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(leases: RedisLease
         "p0"
     ]
     assert (await leases.waiting_pods.choose_offers(now=NOW)).pods == ()
+
+
+async def test_pods_of_a_gang_do_not_wait_for_what_is_offered_to_each_other(
+    leases: RedisLeases,
+) -> None:
+    await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4)) for n in range(8)))
+    gang = [in_gang(f"p{n}", priority=priority) for n, priority in enumerate((10, 0, 0))]
+    await let_gang_wait(leases, *gang)
+    await leases.release([PodUid(f"full-{n}") for n in range(8)], reason="test")
+    offered = await leases.waiting_pods.choose_offers(now=NOW)
+    place = (Placement(node=NodeName("a"), shares=(share("a"),)),)
+
+    outcomes = await leases.reserve_gang(
+        GANG, [reservation_for(event, place) for event in gang], now=NOW, ttl_s=30
+    )
+
+    assert [event.pod for event in offered.pods] == ["p0"]
+    assert list(map(type, outcomes)) == [ReservedLease] * 3
 
 
 async def test_a_gang_whose_leader_is_gone_gets_another_leader(leases: RedisLeases) -> None:

@@ -208,9 +208,9 @@ def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
     return structs.replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
 
 
-def in_gang(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
+def in_gang(pod: str, units: int = 4_000, gang: Gang = GANG, *, priority: int = 0) -> PodQueued:
     """A queued pod of a gang."""
-    event = queued(pod, units=units)
+    event = queued(pod, units=units, priority=priority)
     return replace(event, request=structs.replace(event.request, gang=gang))
 
 

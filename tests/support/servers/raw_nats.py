@@ -52,17 +52,23 @@ async def open_raw(login: Login) -> RawClient:
     """Connect and log in. Raises ConnectionError unless the server accepts that."""
     client = RawClient(*await asyncio.open_connection("127.0.0.1", login.port))
     try:
-        await client.reader.readline()
-        if login.tls is not None:
-            await client.writer.start_tls(login.tls, server_hostname="127.0.0.1")
-        options = {"user": login.user, "pass": login.secret, "verbose": False, "protocol": 1}
-        await client.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
-        if b"PONG" not in (received := await client.replies()):
-            raise ConnectionError(received.decode(errors="replace"))
+        received = await _log_in(client, login)
     except BaseException:
         client.close()
         raise
+    if b"PONG" not in received:
+        client.close()
+        raise ConnectionError(received.decode(errors="replace"))
     return client
+
+
+async def _log_in(client: RawClient, login: Login) -> bytes:
+    await client.reader.readline()
+    if login.tls is not None:
+        await client.writer.start_tls(login.tls, server_hostname="127.0.0.1")
+    options = {"user": login.user, "pass": login.secret, "verbose": False, "protocol": 1}
+    await client.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
+    return await client.replies()
 
 
 @contextlib.asynccontextmanager

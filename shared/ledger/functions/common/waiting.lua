@@ -258,8 +258,8 @@ local function may_come_before(entry, lowest_ranks)
 end
 
 -- Waiting pods to which capacity is or will be offered: the first few of each group, with their sort key,
--- their verdict, and whether their offer is open.
-function M.pending_offers(now, lowest_ranks)
+-- their verdict, and whether their offer is open. With a `gang`, without its own pods.
+function M.pending_offers(now, lowest_ranks, gang)
   local pending = {}
   if not is_offering(now) then return pending end
   local groups = call('HKEYS', server.prefix .. 'waiting-groups')
@@ -274,7 +274,8 @@ function M.pending_offers(now, lowest_ranks)
         left = left - 1
         local offered_at = tonumber(call('ZSCORE', server.prefix .. 'offers', member) or 0)
         local verdict = tonumber(call('ZSCORE', server.prefix .. 'verdicts', member) or ledger.capacity)
-        if offered_at > now - OFFER_S or verdict < ledger.capacity then
+        local is_pending = offered_at > now - OFFER_S or verdict < ledger.capacity
+        if is_pending and not (gang and call('ZSCORE', server.prefix .. 'gang-waiting', gang .. '|' .. member)) then
           local rank = string.sub(member, 1, 10)
           pending[#pending + 1] = {
             sort_prefix = fair.sort_prefix(namespace, rank), rank = rank, namespace = namespace,
