@@ -253,6 +253,15 @@ class ClusterSnapshot:
     def runs_any_of(self, gang: Gang) -> bool:
         return any(lease.gang == gang.name for totals in self.nodes for lease in totals.leases)
 
+    def gang_sizes(self, ending: Iterable[Lease]) -> dict[str, int]:
+        """Return how many leases the gangs have whose pods end together, for these leases."""
+        names = {lease.gang for lease in ending if needs_others(lease)}
+        if not names:
+            return {}
+        return Counter(
+            lease.gang for totals in self.nodes for lease in totals.leases if lease.gang in names
+        )
+
     @cached_property
     def domains(self) -> list[Domain]:
         return all_domains(totals.node.facts for totals in self.nodes)

@@ -5,7 +5,7 @@ One planner leads at a time. It stores a plan together with the claim on its dev
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -112,7 +112,7 @@ class PreemptionPlanner:
             limit = over_limit(event.namespace, state, self.rules, now)
             await self._open(Preemption(id=id_, victims=(victim,), reason=reason, cancelled=limit))
 
-    async def _open(self, preemption: Preemption) -> bool:
+    async def _open(self, preemption: Preemption, gangs: Mapping[str, int] | None = None) -> bool:
         now = self.clock.now()
         notice_s = self.rules.preemption_notice_s
         opened = await self.store.open(
@@ -121,7 +121,8 @@ class PreemptionPlanner:
                 opened_at=now,
                 expires_at=expiry(preemption.victims, notice_s, now),
                 notice_s=notice_s,
-            )
+            ),
+            gangs,
         )
         count_plan("stored" if opened else "outdated")
         if opened:
@@ -260,14 +261,14 @@ class PreemptionPlanner:
         """
         made = await asyncio.to_thread(_plans_for, units, plans)
         stored = await asyncio.gather(
-            *(self._store_plan(unit, pending, plan, plans.state) for unit, pending, plan in made)
+            *(self._store_plan(unit, pending, plan, plans) for unit, pending, plan in made)
         )
         return sum(stored)
 
     async def _store_plan(
-        self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, state: PreemptionState
+        self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, plans: PlanRound
     ) -> bool:
-        for start in state.starts:
+        for start in plans.state.starts:
             if start.id == unit.id:  # else its own claim is in the way
                 await self.starts.withdraw(start, "running pods are preempted for it")
         return await self._open(
@@ -283,7 +284,8 @@ class PreemptionPlanner:
                 priority=pending.priority,
                 preempts=pending.preempts,
                 by_kube_scheduler=unit.pods[0].queued.by_kube_scheduler,
-            )
+            ),
+            plans.cluster.gang_sizes(plan.leases),
         )
 
     async def _end_by_policy(self, budget: BudgetChanged, cluster: ClusterSnapshot) -> bool:

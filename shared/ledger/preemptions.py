@@ -41,17 +41,20 @@ class Preemptions(LedgerPart):
         """Return whether this caller leads its service for `ttl_s` from now on."""
         return bool(await self._run("lead", service, name, round(ttl_s * 1000)))
 
-    async def open(self, preemption: Preemption) -> bool:
+    async def open(self, preemption: Preemption, gangs: Mapping[str, int] | None = None) -> bool:
         """Begin a preemption and claim its devices.
 
-        Returns False if it has begun already, one of its pods or a device has a claim or a lease,
-        the namespace has no quota for all of them, or a lease would be too large.
+        `gangs` are those of which pods end, with the number of their leases by which it was
+        planned. Returns False if such a gang has more or fewer now, the preemption has begun
+        already, one of its pods or a device has a claim or a lease, the namespace has no quota for
+        all of them, or a lease would be too large.
         """
         wanted = preemption.wanted
         if not _can_be_stored(wanted):
             return False
         claims = _claims(wanted, [reservation.resources for reservation in wanted], until=0)
-        return bool(await self._run("open", preemption.id, text(preemption), claims))
+        counts = [part for counted in (gangs or {}).items() for part in counted]
+        return bool(await self._run("open", preemption.id, text(preemption), claims, counts))
 
     async def open_start(self, start: StoredStart, *replaced: StoredStart) -> bool:
         """Store a planned start and claim its devices, in place of others as they were read.

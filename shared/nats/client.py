@@ -82,6 +82,8 @@ class _Transport(TcpTransport):  # type: ignore[misc]
 class NatsClient(Client):  # type: ignore[misc]
     """Reads credential files at each connection, and sends no secret without TLS."""
 
+    _transport: _Transport | None
+
     def __init__(self, credentials: ClientCredentials, *, requires_tls: bool) -> None:
         super().__init__()
         self._credentials = credentials

@@ -1,7 +1,9 @@
 -- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments: an action and
 -- its arguments; all but `read` return whether they were done. What is opened claims its devices: `wanted` are rows of
 -- {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start replaces others, rows of
--- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `save` and `close`
+-- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `open` requires that
+-- gangs of which pods end have as many leases as {gang, number, ...}: some may be on nodes that the planner does not
+-- see. `save` and `close`
 -- require the version that was read.
 -- Keys that a rebuild does not change: preemptions (hash, id -> PreemptionRecord), evictions (stream, the journal of
 -- evicted pods, and for which pods), budgets (hash, namespace -> BudgetRecord), leader:SERVICE (string)
@@ -14,6 +16,7 @@ local quota = require('quota')
 local records = require('records')
 local server = require('server')
 local values = require('values')
+local waiting = require('waiting')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local B, C, D, N, P = layouts.BUDGET, layouts.CLAIM, layouts.DEVICE, layouts.NODE, layouts.PREEMPTION
@@ -106,7 +109,10 @@ local function opened_at(id)
   return is_read and start.opened_at
 end
 
-function actions.open(id, text, wanted)
+function actions.open(id, text, wanted, gangs)
+  for gang, count in values.each_pair(gangs) do
+    if waiting.gang_lease_count(gang) ~= count then return false end
+  end
   if call('HEXISTS', STORE .. 'preemptions', id) == 1 or not claim_all(wanted, {}) then return false end
   put_preemption(id, 1, text)
   return true

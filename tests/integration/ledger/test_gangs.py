@@ -10,6 +10,7 @@ from msgspec import structs
 from redis.asyncio import Redis
 
 from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import (
     GangIncomplete,
@@ -20,6 +21,7 @@ from shared.model.leases.ledger import (
     WaitResult,
     reservation_for,
 )
+from shared.model.leases.preemption import Preemption
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import Gang
@@ -328,6 +330,17 @@ async def test_a_repeated_enrollment_returns_all_leases_that_may_not_have_been_r
     assert (counted.live_count, counted.waiting_count) == (3, 1)
     assert [lease.pod for lease in counted.leases] == ["p", "q", "r"]
     assert [waiting.queued.pod for waiting in counted.waiting] == ["s"]
+
+
+async def test_a_plan_that_knows_only_some_leases_of_a_gang_is_not_stored(
+    leases: RedisLeases,
+) -> None:
+    await reserve_gang(leases, member("p"), member("q"), member("r"))
+    plans = leases.part(Preemptions)
+    plan = Preemption(id="any", victims=(), reason="test")
+
+    assert not await plans.open(plan, {GANG.name: 2})
+    assert await plans.open(plan, {GANG.name: 3})
 
 
 async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
