@@ -41,11 +41,11 @@ class PreemptionStage(StrEnum):
 
 TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
     PreemptionStage.OPENED: frozenset({PreemptionStage.ANNOUNCED}),
-    PreemptionStage.ANNOUNCED: frozenset({PreemptionStage.EVICTING}),
+    PreemptionStage.ANNOUNCED: frozenset({PreemptionStage.ANNOUNCED, PreemptionStage.EVICTING}),
     PreemptionStage.EVICTING: frozenset({PreemptionStage.HANDED}),
     PreemptionStage.HANDED: frozenset(),
 }
-"""A preemption may be closed at every stage."""
+"""A preemption may be closed at every stage, and announced again if it is long overdue."""
 
 
 class EvictionOutcome(StrEnum):

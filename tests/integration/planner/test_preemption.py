@@ -396,7 +396,7 @@ async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Sce
 async def test_the_time_for_victims_to_terminate_begins_with_their_eviction(at: Scene) -> None:
     old, pod, binder = await at.in_need(grace_s=10)
     await binder.preempt()
-    at.clock.advance(69)  # the binder was busy
+    at.clock.advance(59)  # the binder was busy
     await binder.preempt()
     at.clock.advance(39)
     await binder.preempt()
@@ -404,6 +404,21 @@ async def test_the_time_for_victims_to_terminate_begins_with_their_eviction(at: 
     await at.terminate(old)
 
     assert [each.lease.pod for each in await binder.preempt()] == [pod]
+
+
+async def test_an_eviction_that_is_long_overdue_is_announced_anew(at: Scene) -> None:
+    _, _, binder = await at.in_need(grace_s=60)
+    await binder.preempt()
+    first = await at.announced_for("old")
+    at.clock.advance(69)  # no binder was there
+
+    await binder.preempt()
+    assert not await at.is_deleting("old")
+    assert await at.announced_for("old") not in {None, first}
+
+    at.clock.advance(30)
+    await binder.preempt()
+    assert await at.is_deleting("old")
 
 
 async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene) -> None:
