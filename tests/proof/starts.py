@@ -50,7 +50,11 @@ def s11_a_promise_is_withdrawn_with_its_event(
 
 
 def let_in(ledger: RawLedger, history: History) -> Iterator[tuple[RawLease, RawClaim]]:
-    """Yield the leases that are new on devices which are claimed, before and after."""
+    """Yield the leases that are new on devices which are claimed, before and after.
+
+    A lease that is restored has a version from before.
+    """
+    newest = max(history.lease_versions.values(), default=0.0)
     for claim in ledger.claims.values():
         if history.claims.get(claim.pod) != claim:
             continue
@@ -58,7 +62,8 @@ def let_in(ledger: RawLedger, history: History) -> Iterator[tuple[RawLease, RawC
             uuid for uuid in claim.devices if (d := ledger.devices.get(uuid)) and d.is_claimed
         }
         for lease in ledger.leases.values():
-            if lease.pod not in history.lease_versions and lease.devices & marked:
+            is_new = lease.pod not in history.lease_versions and lease.version > newest
+            if is_new and lease.devices & marked:
                 yield lease, claim
 
 
