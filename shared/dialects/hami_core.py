@@ -108,16 +108,15 @@ def limited_setup(
         return whole_setup(lease, container)
     cache = f"{uuid.uuid5(_CACHES, f'{lease.pod}/{container}')}.cache"
     own = f"{paths.containers}/{lease.pod}_{container}"
-    capped = any(0 < share.cores_percent < ALL_CORES for share in shares)
     setup = whole_setup(lease, container)
     return replace(
         setup,
         environment={
             **setup.environment,
             **{f"{MEMORY_LIMIT}_{i}": _size(share) for i, share in enumerate(shares)},
-            CORES_LIMIT: str(shares[0].cores_percent),
+            CORES_LIMIT: str(limited_cores(shares)),
             CACHE: f"{regions}/{cache}",
-            **({POLICY: "force"} if capped else {}),
+            **({POLICY: "force"} if 0 < limited_cores(shares) < ALL_CORES else {}),
             LOG_LEVEL: ERRORS_ONLY,
             **DEVICE_ORDER,
             **(more or {}),
@@ -165,6 +164,16 @@ def overrides(environment: Mapping[str, str]) -> str:
         if name.startswith(_OVERRIDDEN)
     )
     return "".join(lines)
+
+
+def limited_cores(shares: Sequence[Share]) -> int:
+    """Return the percent of the cores to which the library holds a container; 0 if it does not.
+
+    It has one limit for all GPUs of a container. A limit where a lease says that nothing, or
+    another enforcer, holds the cores would slow down programs that may use what is idle.
+    """
+    held = [share.cores_percent for share in shares if share.compute == "hami-core"]
+    return held[0] if held else 0
 
 
 def is_limited(setup: ContainerSetup) -> bool:

@@ -412,7 +412,7 @@ def container_setup(
     visible = {VISIBLE: ",".join(share.device for share in shares)}
     if not any(_is_limited(share) for share in shares):
         return ContainerSetup(environment=visible)
-    cores = shares[0].cores_percent
+    cores = hami_core.limited_cores(shares)
     own = f"{lease.pod}_{container}"
     return ContainerSetup(
         environment={

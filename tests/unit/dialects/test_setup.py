@@ -106,6 +106,26 @@ def test_a_limited_container_gets_exactly_its_variables_and_mounts(
     ]
 
 
+@pytest.mark.parametrize("dialect", ["volcano-vgpu", "nvidia", "tencent", "koordinator"])
+@pytest.mark.parametrize(
+    ("held", "cores"),
+    [
+        ({"memory": "hami-core", "compute": "none"}, "0"),
+        ({"memory": "driver", "compute": "hami-core", "mode": "driver"}, "50"),
+    ],
+)
+def test_cores_are_limited_only_if_the_lease_says_that_hami_core_holds_them(
+    dialect: str, held: dict[str, str], cores: str
+) -> None:
+    lease = lease_of(structs.replace(share("c", "GPU-a", 3000, 50), **held))
+
+    environment = DIALECTS[dialect].container_setup(lease, "c", {}, PATHS).environment
+
+    assert environment.get("CUDA_DEVICE_SM_LIMIT", "0") == cores
+    forced = cores == "50" and dialect != "koordinator"
+    assert environment.get("GPU_CORE_UTILIZATION_POLICY", "") == ("force" if forced else "")
+
+
 def test_koordinator_26_a_half_gpu_gets_exactly_koordinators_variables_and_mounts() -> None:
     lease = koordinators(device(3, 32768), shared=1, core=50, ratio=50)
 

@@ -281,6 +281,30 @@ async def test_what_one_leaves_unused_the_others_may_use_by_the_policy_default(
         assert (limit(cluster, busy).allowed, limit(cluster, idle).allowed) == (20, 50)
 
 
+async def test_limits_of_a_pod_that_is_being_changed_are_written_in_a_later_turn(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running() as agent:
+        busy = await run(cluster, "busy", 20)
+        changing = await run(cluster, "changing", 30, slot=1)
+        clock = [time.monotonic_ns() + 3600 * S]
+        for lease in (busy, changing):
+            write_use(use_file(cluster, lease), asked_at=clock[0])
+        steering = await steering_of(cluster, "default", [], clock)
+
+        def allowed() -> tuple[int, int]:
+            return limit(cluster, busy).allowed, limit(cluster, changing).allowed
+
+        async with agent.checkpoint.changing.hold(changing.pod):
+            async with asyncio.timeout(5):
+                await steering.steer()
+            meanwhile = allowed()
+        await steering.steer()
+
+        assert meanwhile == (40, 30), "the other pod's limits do not wait"
+        assert allowed() == (40, 60)
+
+
 async def test_long_kernels_that_compete_are_measured_by_nvml(cluster: OneNodeCluster) -> None:
     async with cluster.running():
         leases = [await run(cluster, "one", 25), await run(cluster, "two", 75, slot=1)]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from simcluster.gpu_driver.control import VARIABLE, control
-from tests.support.node_agent.mixed_node import KINDS, mixed_node
+from tests.support.node_agent.judged_node import KINDS
+from tests.support.node_agent.mixed_node import mixed_node
 from tests.support.waiting import until
 
 PODS = 100

@@ -21,7 +21,8 @@ from simcluster.kubelet.programs.cgroups import VARIABLE as CGROUP
 from tests.integration.node_agent.test_blindness import failing
 from tests.support.gpu_driver import GpuDriver
 from tests.support.node_agent.agent import OneNodeCluster, share
-from tests.support.node_agent.mixed_node import driver_limits, limited_cluster
+from tests.support.node_agent.judged_node import driver_limits
+from tests.support.node_agent.mixed_node import limited_cluster
 from tests.support.node_agent.regions import limit_mib
 from tests.support.waiting import until
 
@@ -53,7 +54,8 @@ async def request(cluster: OneNodeCluster, lease: Lease, resize_id: str = "") ->
 
 def held_mib(cluster: OneNodeCluster) -> set[int]:
     """Return the limits of the pod and its container, in MiB."""
-    return {amount // MIB for amount in driver_limits(cluster).values()}
+    gpu_state = cluster.node.kubelet.files.gpu_state
+    return {amount // MIB for amount in driver_limits(gpu_state).values()}
 
 
 @BOTH
@@ -182,7 +184,7 @@ async def test_a_pod_starts_while_the_driver_does_not_respond_for_the_gpu_of_ano
         assert agent.checkpoint.changing.is_held(first.pod)
         assert {
             amount // MIB
-            for (device, _), amount in driver_limits(cluster).items()
+            for (device, _), amount in driver_limits(cluster.node.kubelet.files.gpu_state).items()
             if device == second.shares[0].device
         } == {2_000}
         control(state, "set", first.shares[0].device, "hang", "0")
