@@ -31,6 +31,7 @@ import timeit
 from pathlib import Path
 
 from shared.model.errors import LeaseholdError
+from tests.benchmarks.measured import columns_table
 from tests.benchmarks.pace import quantile
 from tests.benchmarks.processes import cpu_ms
 from tests.benchmarks.real_apiserver import RealApi
@@ -321,14 +322,7 @@ def keep(options, rows):
     results[options.label or options.scheduler] = rows
     if file:
         file.write_text(json.dumps(results, indent=1))
-    titles = dict.fromkeys(title for result in results.values() for title in result)
-    print("\n| | " + " | ".join(results) + " |\n" + "|---" * (len(results) + 1) + "|")
-    for title in titles:
-        print(
-            f"| {title} | "
-            + " | ".join(result.get(title, "") for result in results.values())
-            + " |"
-        )
+    print(f"\n{columns_table(results)}")
 
 
 def main():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.node_agent.gpus.device_faults import XID_GUIDES
 from tests.night.places import Place
@@ -140,6 +141,22 @@ def _without_agents(
     )
 
 
+def _without_service(name: str, *, doctor: str, **more: Any) -> Fault:
+    return Fault(
+        name=f"{name}-away",
+        begin=_now(lambda night: night.keep_away(name)),
+        end=_ended("away"),
+        remedy=f"kubectl -n leasehold-system get deployment/{name}; scale it, or see its log",
+        says={
+            RUNNING: f"problem     No heartbeats: {name}",
+            DOCTOR: doctor,
+            BANNER: f"error: No heartbeats: {name}",
+            ALERT: MISSING,
+        },
+        **more,
+    )
+
+
 def _slow(
     name: str,
     part: str,
@@ -261,18 +278,10 @@ FAULTS: tuple[Fault, ...] = (
         says={DOCTOR: "components: no heartbeat of the node-agent of node-0"},
         remedy="kubectl -n leasehold-agents rollout restart daemonset/node-agent",
     ),
-    Fault(
-        name="webhook-away",
+    _without_service(
+        "webhook",
         text="no webhook runs",
-        begin=_now(lambda night: night.keep_away("webhook")),
-        end=_ended("away"),
-        remedy="kubectl -n leasehold-system get deployment/webhook; scale it, or see its log",
-        says={
-            RUNNING: "problem     No heartbeats: webhook",
-            DOCTOR: "webhook: the API server cannot use it",
-            BANNER: "error: No heartbeats: webhook",
-            ALERT: MISSING,
-        },
+        doctor="webhook: the API server cannot use it",
         silent={WAITING: "no pod with GPUs can be created: failed calling webhook"},
         runbook="the-webhook-denies-a-pod",
     ),
@@ -423,18 +432,10 @@ FAULTS: tuple[Fault, ...] = (
         },
         runbook="a-pod-is-pending",
     ),
-    Fault(
-        name="extender-away",
+    _without_service(
+        "extender",
         text="the extender does not run",
-        begin=_now(lambda night: night.keep_away("extender")),
-        end=_ended("away"),
-        remedy="kubectl -n leasehold-system get deployment/extender; scale it, or see its log",
-        says={
-            RUNNING: "problem     No heartbeats: extender",
-            DOCTOR: "components: no heartbeat of any extender",
-            BANNER: "error: No heartbeats: extender",
-            ALERT: MISSING,
-        },
+        doctor="components: no heartbeat of any extender",
         silent={WAITING: RUNS_TOO},
         runbook="a-service-is-not-ready",
     ),

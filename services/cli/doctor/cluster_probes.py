@@ -329,6 +329,7 @@ class ClusterProbes:
             observed_s=OBSERVE_S,
             required=self.servers.services,
             reported=reported,
+            nats_is_slow=await self._nats_is_slow(),
         )
 
     async def _reported(self) -> frozenset[str]:
@@ -340,6 +341,12 @@ class ClusterProbes:
         except (LeaseholdError, OSError, TimeoutError):
             return REDIS_PROBES
         return frozenset() if finding.outcome is Outcome.OK else REDIS_PROBES
+
+    async def _nats_is_slow(self) -> bool:
+        with contextlib.suppress(LeaseholdError, OSError, TimeoutError):
+            _, reply_s = await self._connected_to_nats()
+            return reply_s > judge.SLOW_S
+        return False
 
     async def leftovers(self) -> Finding:
         if self.devices is None:

@@ -34,11 +34,27 @@ def other_nodes_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterato
     yield f"others      {len(roomy)} of {len(others)} have room for {share} now"
     if roomy:
         more = f" and {len(roomy) - NAMED_NODES} more" if len(roomy) > NAMED_NODES else ""
-        yield f"            room: {', '.join(roomy[:NAMED_NODES])}{more}"
+        free = {node.node: _free_mib(node) for node in nodes}
+        named = (f"{name} ({free[name]} MiB free)" for name in roomy[:NAMED_NODES])
+        yield f"            room: {', '.join(named)}{more}"
+        if lease.node in free and not lease.weighed:
+            yield (
+                f"            here: {free[lease.node]} MiB of its GPUs are free; policy binpack "
+                "prefers nodes with less, spread those with more"
+            )
     lacking = [(name, lack) for name, lack in lacks.items() if lack]
     yield from (f"            {name}: {lack}" for name, lack in lacking[:NAMED_NODES])
     if len(lacking) > NAMED_NODES:
         yield f"            nodes without room that are not listed: {len(lacking) - NAMED_NODES}"
+
+
+def _free_mib(node: NodeDevices) -> int:
+    """Return by what binpack and spread compare nodes: the free memory of healthy GPUs."""
+    return sum(
+        max(device.memory_mib - device.used_memory_mib, 0)
+        for device in node.devices
+        if not _closed(device)
+    )
 
 
 def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:

@@ -137,14 +137,38 @@ def _advice(
     )
     if advice is None:
         advice = _remedy(request, blocked, index.mirror.nodes.values())
-    elif advice.changes and not advice.waiting and blocked[0][1].code in _PASSING:
-        remedy = _remedy(request, blocked, index.mirror.nodes.values())
-        advice = replace(advice, unchanged=remedy.text)
+    elif advice.changes and not advice.waiting:
+        passing = _passing(request, index, excluded, blocked, possible)
+        if passing:
+            remedy = _remedy(request, passing, index.mirror.nodes.values())
+            advice = replace(advice, unchanged=remedy.text)
     return replace(
         advice,
         leftovers=_leftovers(nearest),
         reserved_until=_reserved_until(request, nearest, index),
     )
+
+
+def _passing(
+    request: PodRequest,
+    index: NodeIndex,
+    excluded: Excluded,
+    blocked: BlockedNodes,
+    possible: NodeSet,
+) -> BlockedNodes:
+    """Return what fits the unchanged pod but for a passing state: the nearest nodes, or another.
+
+    A pod that names a GPU may have other nodes nearer than that of the GPU.
+    """
+    if blocked[0][1].code in _PASSING:
+        return blocked
+    nodes = index.sets.positions.nodes
+    for (code, _), members in excluded.items():
+        for position in positions_in(members & possible, 1) if code in _PASSING else ():
+            node = nodes[position]
+            if node is not None:
+                return [(node, _explain(request, node)[0])]
+    return ()
 
 
 def _leftovers(nodes: Iterable[MirroredNode]) -> str:

@@ -1,5 +1,7 @@
 """The verdicts of the doctor on heartbeats, settings, ResourceQuotas and DeviceClasses."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.cli.doctor import cluster_checks
@@ -118,6 +120,15 @@ def test_what_several_components_lack_is_said_once() -> None:
 
     assert found.text == "w-0, w-1: redis: the call to the ledger failed: its memory is full"
     assert found.fix == "check Redis"
+
+
+def test_a_slow_nats_hides_what_its_own_check_reports() -> None:
+    late = [replace(SERVICES[1], unready_reasons=("nats: it does not reply",)), *SERVICES[2:]]
+
+    def judged(*, slow: bool) -> Outcome:
+        return cluster_checks.components(late, {}, observed_s=6.0, nats_is_slow=slow).outcome
+
+    assert (judged(slow=False), judged(slow=True)) == (Outcome.FAIL, Outcome.OK)
 
 
 def test_what_the_check_of_a_server_reports_is_not_repeated_for_components() -> None:

@@ -216,9 +216,13 @@ def test_explain_says_which_other_nodes_have_room_and_what_the_others_lack() -> 
 
     lines = explanation_of(POD, view, OURS, nodes=nodes).lines
 
-    assert lines[-6:] == (
+    here = sum(it.memory_mib - it.used_memory_mib for it in own.devices)
+    there = 2 * device.memory_mib - 14_000
+    assert lines[-7:] == (
         "others      1 of 5 have room for 1 GPU with 3000 MiB and 30 % of the cores now",
-        "            room: room",
+        f"            room: room ({there} MiB free)",
+        f"            here: {here} MiB of its GPUs are free; policy binpack prefers nodes with "
+        "less, spread those with more",
         "            full: GPU 2 has 1000 of 3000 MiB free",
         "            busy: GPU 2 has 20 of 30 % of its cores free",
         "            shut: it gets no pods: it is cordoned",

@@ -167,6 +167,15 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         "ask an administrator: uncordon a GPU of node n1 (`leasehold gpus` shows why it is "
         "cordoned); or change the node selector zone to b, as node n2 has room for it now",
     ),
+    "a GPU by name whose agent ends, and another node": (
+        request(gpu(memory=1), selection=DeviceSelection(uuids=("GPU-a",))),
+        [
+            ledger_node("n1", device("GPU-a"), served=(AGENT_STOPPING,)),
+            ledger_node("n2", device("b")),
+        ],
+        f"{RESTARTS.format('n1')}; or remove the annotation volcano.sh/vgpu-use-gpuuuid, as node "
+        "n2 (Tesla V100-SXM2-32GB) has room for it now",
+    ),
     "memory without the trigger": (
         request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),
         [ledger_node("n1", device(), served=("leasehold.dev/share",))],
