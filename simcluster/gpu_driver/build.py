@@ -16,7 +16,7 @@ _FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 _PRODUCTS = {
     "libcuda.so.1": (
         *("libcuda.c", "cuda_memory.c", "cuda_kernels.c", "cuda_events.c", "cuda_graphs.c"),
-        *("limits.c", "cgroup_limits.c", "turns.c", "state.c"),
+        *("limits.c", "cgroup_limits.c", "mps_client.c", "turns.c", "state.c"),
     ),
     "libnvidia-ml.so.1": (
         *("libnvidia-ml.c", "nvml_mig.c", "nvml_memory_limits.c", "limits.c"),

@@ -4,6 +4,7 @@
  * a process are one: its kernels run in the order in which they are launched. */
 #include "cuda.h"
 #include "limits.h"
+#include "mps_client.h"
 #include "turns.h"
 
 #include <sys/prctl.h>
@@ -105,9 +106,10 @@ result launch_ns(uint64_t ns, void *stream) {
     if (captures(stream, ns)) return CUDA_SUCCESS;
     for (uint64_t now; device >= 0 && (now = now_ns()) < atomic_load(&not_before[device]);) sleep_ns(not_before[device] - now);
     result error = push(ns, NULL);
-    if (error || core_limit(device) >= 100) return error;
+    uint64_t percent = mps_percent() < core_limit(device) ? mps_percent() : core_limit(device);
+    if (error || percent >= 100) return error;
     uint64_t now = now_ns(), from = atomic_load(&not_before[device]);
-    atomic_store(&not_before[device], (from > now ? from : now) + ns * 100 / core_limit(device));
+    atomic_store(&not_before[device], (from > now ? from : now) + ns * 100 / percent);
     note_launch(device, busy_percent(own_process(), place_of(device)->gpu));
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
 #include "cgroup_limits.h"
 #include "cuda.h"
 #include "limits.h"
+#include "mps_client.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -36,9 +37,10 @@ static result allocate(pointer *at, size_t size, int device, int from_pool) {
     struct process *process = own_process();
     if (!process) return CUDA_UNKNOWN;
     lock_state();
-    uint64_t limit = memory_limit(device);
+    uint64_t limit = memory_limit(device), by_mps = mps_memory_limit(state->gpus[place->gpu].uuid);
     int full = used_bytes(place->gpu, place->instance) + size > usable_bytes(place->gpu, place->instance) ||
                (limit && container_bytes(device) + size > limit) ||
+               (by_mps && held_bytes(process, place->gpu) + size > by_mps) ||
                (place->instance < 0 && !may_allocate(process, place->gpu, size));
     if (!full) {
         atomic_fetch_add(&process->used[place->gpu], size);
@@ -168,6 +170,10 @@ API result cuMemGetInfo_v2(size_t *unused, size_t *total) {
     }
     unlock_state();
     *unused = used > *total ? 0 : *total - used;
+    uint64_t by_mps = mps_memory_limit(state->gpus[place->gpu].uuid); /* it does not change the total */
+    uint64_t own = by_mps && own_process() ? held_bytes(own_process(), place->gpu) : 0;
+    uint64_t left = own > by_mps ? 0 : by_mps - own;
+    if (by_mps && left < *unused) *unused = left;
     return CUDA_SUCCESS;
 }
 API result cuMemHostAlloc(void **at, size_t size, unsigned flags) {

@@ -4,6 +4,7 @@
  * export tables (so no libcudart), IPC. */
 #include "cuda.h"
 #include "limits.h"
+#include "mps_client.h"
 
 #include <pthread.h>
 
@@ -20,10 +21,12 @@ int current_device(void) { return depth ? stack[depth - 1]->device : -1; }
 result check(const struct place *place) {
     if (!place) return CUDA_INVALID_DEVICE;
     wait_while_hung(place->gpu);
+    if (mps_terminated()) return CUDA_MPS_CLIENT_TERMINATED;
     return has_fault(place->gpu, LOST) ? CUDA_DEVICE_LOST : CUDA_SUCCESS;
 }
 
 static void forget_contexts(void) {
+    mps_forget();
     initialized = depth = 0;
     memset(retained, 0, sizeof retained);
 }
@@ -32,6 +35,7 @@ API result cuInit(unsigned flags) {
     static int registered;
     (void)flags;
     if (!open_state(1) || visible_count == 0) return CUDA_NO_DEVICE;
+    if (!mps_connect()) return CUDA_MPS_CONNECTION_FAILED;
     if (!registered++) pthread_atfork(NULL, NULL, forget_contexts);
     for (int n = 0; n < GPUS; n++) primary[n].device = n;
     initialized = 1;
@@ -47,6 +51,7 @@ API result cuGetErrorString(result error, const char **text) {
             : error == CUDA_INVALID_VALUE ? "invalid argument"
             : error == CUDA_NO_DEVICE     ? "no CUDA-capable device is detected"
             : error == CUDA_DEVICE_LOST   ? "unspecified launch failure"
+            : error == CUDA_MPS_CLIENT_TERMINATED ? "MPS client has been terminated by the server"
                                           : "unknown error";
     return CUDA_SUCCESS;
 }

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver.build import build
 from simcluster.gpu_driver.control import device_uuids
+from simcluster.gpu_driver.mps_control import PIPES
 from simcluster.kubelet.containers.container_commands import host_path
 from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.containers.runtime_devices import ALL, VISIBLE, visible_variable
@@ -30,6 +31,8 @@ _HAMI_CORE = "libvgpu.so"
 _TIME_LIMITS = "/usr/local/leasehold/time-limits"
 _TIME_USE = "/tmp/leasehold-time/use"  # noqa: S108 - in the container
 """The files of compute time."""
+_MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - in the container
+"""Where programs look for a daemon of MPS by default."""
 STUCK = "stuck"
 """The fault of a GPU whose processes stay, in uninterruptible sleep, when they are to end."""
 SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
@@ -177,8 +180,10 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
     region = _mounted(state, given.pop(_REGION, ""))
     libraries = _preloaded(state)
     path = os.environ.get("PATH", "")
+    pipes = _mounted(state, given.pop(PIPES, _MPS_PIPES))
     driver = {
         "PATH": f"{folder}{os.pathsep}{path}",
+        PIPES: str(pipes or gpus.parent / "no-mps"),  # never this machine's own
         "LD_LIBRARY_PATH": str(folder),
         "GPU_DRIVER_STATE": str(gpus),
     }
