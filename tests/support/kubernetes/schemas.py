@@ -33,11 +33,16 @@ def faults(objects: Collection[Json]) -> list[str]:
         f"{it['kind']} {it['metadata']['name']}, Kubernetes 1.{minor}: {fault}"
         for it in objects
         for minor in (
-            int(row[1 + it["apiVersion"].startswith("resource.k8s.io/")]),
+            int(row[1 + _has_claims(it)]),
             max(versions()),
         )
         for fault in _faults(json.dumps(it), minor)
     ]
+
+
+def _has_claims(it: Json) -> bool:
+    """Return whether it is a claim, or a pod with claims: both came with a later version."""
+    return it["apiVersion"].startswith("resource.k8s.io/") or '"resourceClaims"' in json.dumps(it)
 
 
 @cache
