@@ -83,7 +83,9 @@ async def test_series_name_what_holds_a_share_and_have_what_was_read_back_and_wh
     assert "leasehold_container_memory_held_bytes" not in before, "nothing was read back yet"
 
 
-async def test_the_report_says_how_limits_and_use_differ_from_the_lease(world: MonitorWorld) -> None:
+async def test_the_report_says_how_limits_and_use_differ_from_the_lease(
+    world: MonitorWorld,
+) -> None:
     tenant = computing(world)
     world.add_process(tenant, 71, inner=8, mib=3_000)
     world.monitor.audit.read = {
