@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def compiled(target: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    command = [f"{PREFIX}gcc", *FLAGS, *flags, "-o", target, *sources]
+    command: list[str | Path] = [f"{PREFIX}gcc", *FLAGS, *flags, "-o", target, *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return target
