@@ -32,6 +32,7 @@ PARTS = {
     "mig": 20,
     "memory": 90,
     "escape": 60,
+    "time": 180,
     "cost": 110,
     "compute": 150,
     "cluster": 100,

@@ -9,6 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from services.api.reports import legacy_metrics
+from services.node_agent.enforcers.limit_audit import ReadShare
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
@@ -68,7 +69,17 @@ def registered() -> Mapping[str, list[Row]]:
 def node_page() -> list[Row]:
     """Return the families of the page of what a node's containers use, labels included."""
     rows = []
-    for family in usage_metrics(_everything(), NodeName("n"), now=0.0, idle_since={}, restored=1):
+    snapshot = _everything()
+    read = {
+        (use.container.lease.pod, use.container.name, of.share.device): ReadShare(
+            memory_bytes=1, cores_percent=1
+        )
+        for use in snapshot.containers
+        for of in use.shares
+    }
+    for family in usage_metrics(
+        snapshot, NodeName("n"), now=0.0, idle_since={}, read=read, restored=1
+    ):
         assert family.samples, f"{family.name}: the picture below must show one"
         rows.append(_row(family, sorted({key for s in family.samples for key in s.labels})))
     return sorted(rows)

@@ -230,6 +230,17 @@ function meter(part) {
   return element;
 }
 
+/** To what a share was held when its limits were last read back, or how it differs from its lease; empty: there is nothing to say. */
+function readBackText({ held_memory_mib, held_cores_percent, held_difference, read_back_at }) {
+  const amounts = [
+    held_memory_mib !== null && mib(held_memory_mib),
+    held_cores_percent && `${held_cores_percent} % of the cores`,
+  ].filter(Boolean);
+  const held = read_back_at && amounts.length ? `held to ${amounts.join(" and ")}` : "";
+  const text = held_difference ? `DIFFERS: ${held_difference}` : held;
+  return text && read_back_at ? `${text}, read back ${when(read_back_at)}` : text;
+}
+
 /** One share of a namespace, or of a hidden one, with what it holds and uses, below a link and a note. */
 export function shareItem(share, namespace, link, note) {
   const { measured } = share;
@@ -246,6 +257,7 @@ export function shareItem(share, namespace, link, note) {
         measured.memory_mib !== null && `uses ${mib(measured.memory_mib)}`,
         measured.cores_percent !== null && `${measured.cores_percent} % of the cores`,
         measured.idle && `idle since ${when(measured.idle_since)}`,
+        readBackText(measured),
       ]
         .filter(Boolean)
         .join(", ")

@@ -205,15 +205,19 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 
 
 def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
-    """Yield what was read back of one share, and of several what differs from the lease."""
+    """Yield what was read back of one share, and of several what differs from the lease.
+
+    Of what nothing holds, only the use differs.
+    """
     for share in shares:
         read = share.measured
-        if read is None or not read.read_back_at:
+        if read is None:
             continue
         at = timestamp(read.read_back_at)
         if read.held_difference:
-            yield f"DIFFERS     GPU {share.index}: {read.held_difference} (read back {at})"
-        elif len(shares) == 1 and read.held_memory_mib is not None:
+            when = f" (read back {at})" if read.read_back_at else ""
+            yield f"DIFFERS     GPU {share.index}: {read.held_difference}{when}"
+        elif len(shares) == 1 and read.read_back_at and read.held_memory_mib is not None:
             percent = read.held_cores_percent
             cores = f" and {percent} % of the cores" if percent else ""
             yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"

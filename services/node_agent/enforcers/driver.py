@@ -27,6 +27,7 @@ NOT_TRIED = "whether the driver limits memory is being tried"
 
 
 class DriverLimits(Enforcer):
+    is_exact = True
     facts = Facts(
         name="driver",
         memory="everything but managed memory",

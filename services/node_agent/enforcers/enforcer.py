@@ -68,6 +68,9 @@ class Enforcer:
     facts: Facts
     missing_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_MISSING
     differs_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_DIFFERS
+    is_exact: ClassVar[bool] = False
+    """Whether `resize` sets the limits of running programs at once, or raises an error while more
+    is in use. Then a smaller limit is set before it is recorded; otherwise the use is looked at."""
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:

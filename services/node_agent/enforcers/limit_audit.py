@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.node_agent.enforcers.enforcer import Difference, Enforcer, HeldLimit
@@ -75,7 +75,6 @@ class LimitAudit:
         if held is None:
             return []
         differences = list(enforcer.audit(entry, held))
-        texts = {difference.device: difference.text for difference in differences}
         limits = {limit.device: limit for limit in held.limits}
         for wanted in enforcer.wanted(entry):
             device = wanted.device
@@ -85,7 +84,9 @@ class LimitAudit:
             read[place] = ReadShare(
                 memory_bytes=_first(earlier.memory_bytes, limit.memory_bytes),
                 cores_percent=_first(earlier.cores_percent, limit.cores_percent),
-                difference=earlier.difference or texts.get(device, texts.get(None, "")),
+                difference="; ".join(
+                    filter(None, (earlier.difference, *_texts(differences, device)))
+                ),
                 at=self.node.clock.now(),
             )
         if differences:
@@ -120,6 +121,10 @@ class LimitAudit:
                 claim=is_claim,
                 message=f"{kind} {allocation.container}: {difference.text}",
             )
+
+
+def _texts(differences: Iterable[Difference], device: DeviceUuid) -> Iterator[str]:
+    return (other.text for other in differences if other.device in (device, None))
 
 
 def _first(earlier: int | None, later: int | None) -> int | None:

@@ -11,11 +11,12 @@ from services.node_agent.memory_limits.hook_program import BUILT
 from shared.model.errors import UnavailableError
 
 SOURCE = Path(__file__).with_name("limit_hook.c")
+FLAGS = ("-static",)
 
 
 def build_hook(target: Path) -> Path:
     """Raises UnavailableError without a C compiler, or with its message."""
-    return compile_c(target, [SOURCE], ["-static"])
+    return compile_c(target, [SOURCE], FLAGS)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,7 @@ from msgspec import structs
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.memory_limits.container_limits import (
-    LimitShortageError,
-    limited_shares,
-)
+from services.node_agent.memory_limits.container_limits import LimitShortageError
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ShrunkLease
 from services.node_agent.records.device_guard import OvercommitError
@@ -148,7 +145,7 @@ class LimitUpdater:
         """Record other limits, then set them; return why not, or an empty text.
 
         Larger ones are left out, and logged, if a device cannot hold them beside other pods, or if
-        the driver does not set them. Smaller ones stay recorded: they are set as soon as less is in
+        they are not set. Smaller ones stay recorded: they are set as soon as less is in
         use.
         """
         node = self.node.snapshot
@@ -169,14 +166,14 @@ class LimitUpdater:
         return ""
 
     async def _write(self, entry: CheckpointEntry) -> str:
-        """Set the limits of a running container; return why the driver does not, or nothing.
+        """Set the limits of a running container; return why that is not possible, or nothing.
 
-        Those of the library follow when the container starts again.
+        Those that cannot be set at once follow when the container starts again.
         """
         try:
             await self.node.enforcers.resize(entry)
         except LeaseholdError as error:
-            if limited_shares(entry):
+            if self._is_exact(entry):
                 logger.warning(
                     "container %s keeps its limits: %s", entry.allocation.container, error
                 )
@@ -200,7 +197,7 @@ class LimitUpdater:
                 )
             for entry in lowered:
                 await self._check_use(entry)
-            await self._lower_driver(lowered)
+            await self._lower_exact(lowered)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
                 await self._save(entry, entry)
@@ -212,13 +209,16 @@ class LimitUpdater:
             await self._raise_again(lease.pod, resize_id)
             raise
 
-    async def _lower_driver(self, lowered: Sequence[CheckpointEntry]) -> None:
-        """Have the driver set smaller limits before they are recorded, or none.
+    def _is_exact(self, entry: CheckpointEntry) -> bool:
+        return any(enforcer.is_exact for enforcer in self.node.enforcers.of(entry))
+
+    async def _lower_exact(self, lowered: Sequence[CheckpointEntry]) -> None:
+        """Set smaller limits before they are recorded where that is possible, or none.
 
         Raises ShortageError if the driver does not, as more is in use: the library's limits then
         stay as well.
         """
-        limited = [entry for entry in lowered if limited_shares(entry)]
+        limited = [entry for entry in lowered if self._is_exact(entry)]
         try:
             for entry in limited:
                 await self.node.enforcers.resize(entry)
@@ -232,10 +232,10 @@ class LimitUpdater:
     async def _check_use(self, entry: CheckpointEntry) -> None:
         key = entry.allocation.pod, entry.allocation.container
         path = region_path_of(entry.limits)
-        if path is None and limited_shares(entry):
+        if path is None and self._is_exact(entry):
             return
         if path is None:
-            raise RequestError(f"HAMi-core does not hold container {key[1]} to its share")
+            raise RequestError(f"nothing holds container {key[1]} to its share")
         region = await asyncio.to_thread(read_region, path)
         if not isinstance(region, Region):
             reason = "it does not exist" if region is None else region.reason

@@ -44,6 +44,7 @@ from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.report_limits import ReportLimits
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
+from services.node_agent.usage.violations import overruns
 from services.node_agent.usage.visible_gpus import (
     NodeView,
     unleased_views,
@@ -137,6 +138,7 @@ def share_measurements(
     """Return the usage of each share, and what holds it; memory is rounded up to MiB."""
     for use in containers:
         lease = use.container.lease
+        beyond = {device: text for _, text, device in overruns(use)}
         for share in use.shares:
             held = read.get((lease.pod, use.container.name, share.share.device), ReadShare())
             yield ShareMeasurement(
@@ -152,7 +154,9 @@ def share_measurements(
                 idle_since=idle_since.get(use.key_of(share)),
                 held_memory_mib=None if held.memory_bytes is None else held.memory_bytes // MIB,
                 held_cores_percent=held.cores_percent,
-                held_difference=cut(held.difference),
+                held_difference=cut(
+                    "; ".join(filter(None, (held.difference, beyond.get(share.share.device))))
+                ),
                 read_back_at=held.at,
             )
 
@@ -216,6 +220,7 @@ class UsageMonitor(Collector):
             self.node.name,
             now=self.clock.now(),
             idle_since=self._idle.since,
+            read=self.audit.read,
             restored=self.restored,
         )
 

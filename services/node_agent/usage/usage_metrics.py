@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from prometheus_client import Metric
 
+from services.node_agent.enforcers.limit_audit import ReadKey, ReadShare
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import InvalidRegion, Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
@@ -81,6 +82,26 @@ _SHARE_METRICS: _Table[MeasuredShare] = {
     "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
         lambda of: _ratio(of.driver_percent),
+    ),
+}
+
+_READ_METRICS: _Table[ReadShare] = {
+    "leasehold_container_memory_held_bytes": (
+        "Device memory to which the container was held when its limits were last read back.",
+        lambda of: of.memory_bytes,
+    ),
+    "leasehold_container_cores_held_ratio": (
+        "Share of a device's cores to which the container was held when its limits were last read "
+        "back, 0 to 1; 0: not limited.",
+        lambda of: _ratio(of.cores_percent),
+    ),
+    "leasehold_container_limits_differ": (
+        "1 if the container's limits differed from its lease when they were last read back.",
+        lambda of: bool(of.difference),
+    ),
+    "leasehold_container_limits_read_timestamp_seconds": (
+        "Time when the container's limits were last read back.",
+        lambda of: of.at,
     ),
 }
 
@@ -172,12 +193,14 @@ def usage_metrics(
     *,
     now: float,
     idle_since: Mapping[ShareKey, float],
+    read: Mapping[ReadKey, ReadShare],
     restored: int = 0,
 ) -> Iterator[Metric]:
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
     yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
     yield from _device_metrics(snapshot.devices, node)
     yield from _share_metrics(snapshot.containers, now, idle_since)
+    yield from _enforcer_metrics(snapshot.containers, read)
     containers = [(_container_labels(use), use) for use in snapshot.containers]
     yield from _families(_CONTAINER_METRICS, containers)
     yield from _families(_NODE_METRICS, [({}, snapshot)])
@@ -237,6 +260,31 @@ def _share_metrics(
         "leasehold_container_idle_seconds",
         "Time since the container last used its part of the device; 0 while it uses it.",
         ((labels, max(0.0, now - at)) for (labels, _), at in zip(own, used_at, strict=True)),
+    )
+
+
+def _enforcer_metrics(
+    containers: Iterable[MeasuredContainer], read: Mapping[ReadKey, ReadShare]
+) -> Iterator[Metric]:
+    """Return what holds each share, and as what it was read back, where there is anything to."""
+    shares = [(use, of.share) for use in containers for of in use.shares]
+    labelled = [(_container_labels(use) | _of_device(share.device), share) for use, share in shares]
+    yield _family(
+        "leasehold_container_enforcers_info",
+        "1 for what holds the container's memory and its cores, by its lease; none: nothing does.",
+        (
+            (labels | {"memory": share.memory, "compute": share.compute}, 1)
+            for labels, share in labelled
+        ),
+    )
+    keys = [(use.container.lease.pod, use.container.name, share.device) for use, share in shares]
+    yield from _families(
+        _READ_METRICS,
+        [
+            (labels, read[key])
+            for (labels, _), key in zip(labelled, keys, strict=True)
+            if key in read
+        ],
     )
 
 

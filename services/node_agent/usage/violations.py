@@ -27,7 +27,7 @@ _BrokenRule = tuple[ViolationReason, str, DeviceUuid | None]
 def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
     container = use.container
     lease = use.container.lease
-    for reason, message, device in (*_overruns(use), *_region_rules(use)):
+    for reason, message, device in (*overruns(use), *_region_rules(use)):
         yield ViolationFound(
             node=lease.node,
             reason=reason,
@@ -41,7 +41,8 @@ def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
         )
 
 
-def _overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
+def overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
+    """Yield the rule, what is used of a device beyond its share, and the device."""
     for share in use.shares:
         device = share.share.device
         limit = share.share.limit_bytes

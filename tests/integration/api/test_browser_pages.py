@@ -60,6 +60,16 @@ async def test_a_share_has_a_bar_of_its_used_memory(browser: Browser, shown: Run
     assert round(await used_part(block)) == 25
     await device.click(position={"x": 5, "y": 5})
     await expect(page.get_by_role("main")).to_contain_text("uses 1000 MiB, 5 % of the cores")
+    held: dict[str, Any] = {"held_memory_mib": 4000, "read_back_at": 1_700_000_000.0}
+    shown.usage.measure(lease, memory_mib=1000, **held)
+    await expect(page.get_by_role("main")).to_contain_text(
+        re.compile("memory by HAMi-core.*held to 4000 MiB, read back .*2023")
+    )
+    differing = {"held_difference": "the region has 9000 MiB", "held_memory_mib": 9000}
+    shown.usage.measure(lease, memory_mib=1000, **(held | differing))
+    await expect(page.get_by_role("main")).to_contain_text(
+        re.compile("DIFFERS: the region has 9000 MiB, read back .*2023")
+    )
 
 
 async def test_an_idle_share_is_marked_and_a_silent_agent_removes_the_bars(

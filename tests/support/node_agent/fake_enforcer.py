@@ -5,6 +5,7 @@ from collections.abc import Set
 from services.node_agent.enforcers.enforcer import Enforcer, Facts, HeldLimit, ReadBack
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 
 Place = tuple[PodUid, str]
@@ -13,6 +14,7 @@ Place = tuple[PodUid, str]
 class FakeEnforcer(Enforcer):
     """Holds memory and cores of parts, in a table of its own."""
 
+    is_exact = True
     facts = Facts(
         name="mps",
         memory="all",
@@ -29,6 +31,8 @@ class FakeEnforcer(Enforcer):
         self.reason = ""
         self.ignores = False
         """Whether limits that are set again stay as they are."""
+        self.is_broken = False
+        """Whether no limits can be set."""
 
     def missing(self, gpu: Gpu, sharing: SharingConfig) -> str:
         return self.reason
@@ -41,6 +45,8 @@ class FakeEnforcer(Enforcer):
         return ReadBack(problem="no limits are set") if limits is None else ReadBack(limits=limits)
 
     async def resize(self, entry: CheckpointEntry) -> None:
+        if self.is_broken:
+            raise UnavailableError("its daemon does not run")
         if not (self.ignores and place_of(entry) in self.table):
             self.table[place_of(entry)] = self.wanted(entry)
 

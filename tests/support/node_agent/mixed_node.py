@@ -33,13 +33,10 @@ LEASES = itertools.count(1)
 
 
 @asynccontextmanager
-async def limited_cluster(
-    layout: str, hook: Path, accounting: str
-) -> AsyncIterator[OneNodeCluster]:
-    """Run an agent on a node whose driver limits memory; `hook` is where its hook is built."""
+async def cluster_with_driver(layout: str, hook: Path) -> AsyncIterator[OneNodeCluster]:
+    """Yield a node for agents whose GPUs have the driver in C, and a hook for its limits."""
     build_hook(hook)
-    settings = replace(FAST, cgroups=True)
-    async with one_node_cluster(layout, settings=settings) as cluster:
+    async with one_node_cluster(layout, settings=replace(FAST, cgroups=True)) as cluster:
         files = cluster.node.kubelet.files
         cluster.changes |= {
             "gpu_driver_dir": files.gpu_state.parent,
@@ -49,8 +46,17 @@ async def limited_cluster(
             "device_list_strategy": ("cdi-cri",),
             "cdi_dir": files.cdi,
         }
+        yield cluster
+
+
+@asynccontextmanager
+async def limited_cluster(
+    layout: str, hook: Path, accounting: str
+) -> AsyncIterator[OneNodeCluster]:
+    """Run an agent on a node whose driver limits memory; `hook` is where its hook is built."""
+    async with cluster_with_driver(layout, hook) as cluster:
         async with cluster.running():
-            control(files.gpu_state, "accounting", accounting)
+            control(cluster.node.kubelet.files.gpu_state, "accounting", accounting)
         async with cluster.running() as agent:
             await until(lambda: "driver" in agent.node.devices[0].offer.memory)
             yield cluster

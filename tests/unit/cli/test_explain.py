@@ -14,6 +14,7 @@ from services.cli.pod_summary import summary_of
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod
 from shared.model.devices.device import DeviceUse, Hardware, XidEvent
+from shared.model.devices.enforcers import ComputeEnforcer, MemoryEnforcer
 from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState, ShareMeasurement
@@ -72,6 +73,60 @@ def test_explain_of_a_running_pod_says_in_few_lines_what_its_user_wants() -> Non
     assert "volcano.sh/vgpu-node: x" in wide
     assert answer.lease is not None
     assert answer.lease.version == 7
+
+
+@pytest.mark.parametrize(
+    ("memory", "compute", "amounts", "lines"),
+    [
+        (
+            "driver",
+            "hami-core",
+            {"held_memory_mib": 3_000, "held_cores_percent": 30},
+            (
+                "held        memory by the driver, cores by HAMi-core",
+                "read back   3000 MiB and 30 % of the cores at 1970-01-01T00:16:30Z",
+            ),
+        ),
+        (
+            "driver",
+            "none",
+            {"held_memory_mib": 3_000},
+            (
+                "held        memory by the driver, cores not held",
+                "read back   3000 MiB at 1970-01-01T00:16:30Z",
+            ),
+        ),
+        (
+            "driver",
+            "none",
+            {"held_memory_mib": 9_000, "held_difference": "the driver has 9000 MiB"},
+            (
+                "held        memory by the driver, cores not held",
+                "DIFFERS     GPU 2: the driver has 9000 MiB (read back 1970-01-01T00:16:30Z)",
+            ),
+        ),
+        (
+            "none",
+            "none",
+            {"read_back_at": 0.0, "held_difference": "uses 9000 MiB"},
+            ("held        memory not held, cores not held", "DIFFERS     GPU 2: uses 9000 MiB"),
+        ),
+    ],
+)
+def test_explain_says_what_holds_a_share_and_as_what_it_was_read_back(
+    memory: MemoryEnforcer,
+    compute: ComputeEnforcer,
+    amounts: dict[str, Any],
+    lines: tuple[str, ...],
+) -> None:
+    share = structs.replace(LEASE.shares[0], memory=memory, compute=compute)
+    held = replace(NODE, leases=(structs.replace(LEASE, shares=(share,)),))
+    measured = replace(MEASURED, **({"read_back_at": 990.0} | amounts))
+    bound = replace(POD, node="node-0", phase="Running")
+
+    answer = explained(bound, cluster_of(held, measured=[measured]))
+
+    assert answer.lines[3:5] == lines
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from msgspec import structs
 
 from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.gpus.memory_limits import Accounting
+from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.leases.lease import MIB, Lease, LeaseState, ShareSize
@@ -23,7 +25,7 @@ from tests.support.gpu_driver import GpuDriver
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.judged_node import driver_limits
 from tests.support.node_agent.mixed_node import limited_cluster
-from tests.support.node_agent.regions import limit_mib
+from tests.support.node_agent.regions import limit_mib, rewritten
 from tests.support.waiting import until
 
 HELD: dict[str, Any] = {"memory": "driver", "compute": "hami-core", "mode": "driver"}
@@ -214,3 +216,30 @@ async def test_the_driver_and_hami_core_have_equal_limits_and_a_difference_is_re
         assert held_mib(cluster) == {4_000}
         assert limit_mib(cluster.region_of(lease)) == 4_000
         await until(lambda: not agent.node.enforcers.findings)
+
+        control(state, "limit", lease.shares[0].device, own, "0", str(9_000 * MIB))
+        control(state, "limit", lease.shares[0].device, str(Path(own).parent), "0", "max")
+        with rewritten(cluster.region_of(lease)) as image:
+            struct.pack_into("<Q", image, V1_2.memory_limits, 7_000 * MIB)
+        await agent.usage.audit.audit()
+        await agent.usage.scan()
+
+        differences = {found.reason: found.message for found in agent.usage.audit.violations}
+        assert differences.keys() == {"GpuLimitDiffers", "GpuLimitMissing", "GpuLimitTampered"}
+        metrics = {
+            sample.labels["reason"]: sample.value
+            for family in agent.usage.collect()
+            for sample in family.samples
+            if family.name == "leasehold_violations"
+        }
+        assert metrics == dict.fromkeys(differences, 1)
+        (shown,) = agent.usage.report({}).shares
+        for words in ("has 9000 MiB", "has no limit", "to 7000.0 MiB"):
+            assert words in shown.held_difference, "explain and the page show it"
+        assert held_mib(cluster) == {4_000}
+        assert limit_mib(cluster.region_of(lease)) == 4_000
+
+        reply = await request(cluster, sized(lease, 2_000))
+
+        assert reply.applied, reply.reason
+        assert held_mib(cluster) == {limit_mib(cluster.region_of(lease))} == {2_000}

@@ -9,6 +9,7 @@ from msgspec import structs
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 
+from services.node_agent.enforcers.limit_audit import ReadShare
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import Region, Slot
 from services.node_agent.isolation.region_layouts import V1_2
@@ -59,6 +60,44 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(
     for name, own in OWN_NUMBERS.items():
         assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
     assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+async def test_series_name_what_holds_a_share_and_have_what_was_read_back_and_when(
+    world: MonitorWorld,
+) -> None:
+    computing(world)
+    await world.monitor.scan()
+    before = read(await scraped(world.monitor))
+    differing = ReadShare(memory_bytes=900 * MIB, cores_percent=10, difference="d", at=7.0)
+    world.monitor.audit.read = {(PodUid(UID), "main", GPU): differing}
+
+    series = read(await scraped(world.monitor))
+
+    ours = tuple(sorted(OURS.items()))
+    held = tuple(sorted((OURS | {"memory": "hami-core", "compute": "hami-core"}).items()))
+    assert series["leasehold_container_enforcers_info"] == {held: 1}
+    assert series["leasehold_container_memory_held_bytes"] == {ours: 900 * MIB}
+    assert series["leasehold_container_cores_held_ratio"] == {ours: 0.1}
+    assert series["leasehold_container_limits_differ"] == {ours: 1}
+    assert series["leasehold_container_limits_read_timestamp_seconds"] == {ours: 7}
+    assert "leasehold_container_memory_held_bytes" not in before, "nothing was read back yet"
+
+
+async def test_the_report_says_how_limits_and_use_differ_from_the_lease(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.add_process(tenant, 71, inner=8, mib=3_000)
+    world.monitor.audit.read = {
+        (PodUid(UID), "main", GPU): ReadShare(difference="the driver has 9000 MiB", at=7.0)
+    }
+    await world.monitor.scan()
+
+    (reported,) = world.monitor.report({}).shares
+
+    assert reported.held_difference == (
+        f"the driver has 9000 MiB; uses 3350 MiB of GPU {GPU}, and its share has 1000 MiB"
+    )
 
 
 # What Prometheus 3 sends by default, and headers that no scraper sends.
