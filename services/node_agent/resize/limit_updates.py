@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from services.node_agent.enforcers.mps import NO_RESIZE, holds_by_mps
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
@@ -176,7 +177,7 @@ class LimitUpdater:
         try:
             await self.node.enforcers.resize(entry)
         except LeaseholdError as error:
-            if limited_shares(entry):
+            if limited_shares(entry) or holds_by_mps(entry):
                 logger.warning(
                     "container %s keeps its limits: %s", entry.allocation.container, error
                 )
@@ -234,6 +235,8 @@ class LimitUpdater:
         path = region_path_of(entry.limits)
         if path is None and limited_shares(entry):
             return
+        if holds_by_mps(entry):
+            raise RequestError(f"container {key[1]}: {NO_RESIZE}")
         if path is None:
             raise RequestError(f"HAMi-core does not hold container {key[1]} to its share")
         region = await asyncio.to_thread(read_region, path)
