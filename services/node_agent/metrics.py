@@ -97,6 +97,16 @@ FOREIGN_LIMITS = Gauge(
     "offers no such limits to new leases meanwhile.",
     ["device_uuid"],
 )
+MPS_WEDGES = Counter(
+    "leasehold_mps_wedges",
+    "Servers of MPS whose clients hung, by whether the daemon works again.",
+    ["outcome"],
+)
+MPS_WEDGES.labels("failed")  # at 0 from the start, or the first one would be no increase
+MPS_DRAINED = Counter(
+    "leasehold_mps_drained_processes",
+    "Processes whose work on the GPU was ended before the kubelet killed them.",
+)
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

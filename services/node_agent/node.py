@@ -92,7 +92,7 @@ class Node:
 
     @property
     def closed(self) -> dict[DeviceUuid, str]:
-        return {**self.grant_faults, **self.layout_faults}
+        return {**self.grant_faults, **self.layout_faults, **self.enforcers.faults}
 
     api_away_at: float = -math.inf
     """By the clock's ticks."""

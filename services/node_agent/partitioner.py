@@ -1,4 +1,4 @@
-"""`python -m services.node_agent.partitioner`: MIG layouts and limits of memory for a node's agent.
+"""`python -m services.node_agent.partitioner`: MIG layouts, limits of memory and daemons of MPS.
 
 The one process with the privileges that this needs; see docs/decisions/0004.
 """
@@ -14,17 +14,19 @@ from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.memory_limits.cgroup_tree import CGROUPS, CgroupTree
 from services.node_agent.memory_limits.limit_setter import LimitSetter
+from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.partition.partition_server import PartitionServer
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, log_level_setting, setting
 
 NAME = "partitioner"
-ABOUT = """Changes layouts of GPUs in MIG mode, and sets the driver's limits on the memory of
-containers, for this node's unprivileged agent.
+ABOUT = """Changes layouts of GPUs in MIG mode, sets the driver's limits on the memory of
+containers, and runs control daemons of MPS, for this node's unprivileged agent.
 
 It needs CAP_SYS_ADMIN; for MIG the driver's capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
 NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit); for limits of memory the driver
-R615, the PIDs of the node and its /sys/fs/cgroup, writable. It needs no network, no API server and
+R615, the PIDs of the node and its /sys/fs/cgroup, writable; for MPS the PIDs of the node and
+NVIDIA_DRIVER_CAPABILITIES=compute,utility. It needs no network, no API server and
 no kubelet."""
 EXAMPLES = (
     "python -m services.node_agent.partitioner --socket /run/leasehold/partition.sock",
@@ -48,6 +50,10 @@ class PartitionerSettings:
         None, "file of the fences of limits of memory, on the node; a reboot may remove it; "
         "default: memory-limit-fences.json beside the socket"
     )  # fmt: skip
+    mps_dir: Path | None = setting(
+        None, "directory of control daemons of MPS, at the same path as on the node: mps in the "
+        "agent's state directory; without it, none are started"
+    )  # fmt: skip
     log_level: str = log_level_setting()
 
     @property
@@ -55,7 +61,9 @@ class PartitionerSettings:
         return self.fences_file or self.socket.with_name("memory-limit-fences.json")
 
 
-async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
+async def partition(
+    settings: PartitionerSettings, gpus: GpuDriver, mps: MpsDaemons | None = None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,7 +75,8 @@ async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
         fences=settings.fences,
         proc=settings.proc_dir,
     )
-    async with PartitionServer(gpus, agent_uid=uid, limits=limits).serve(settings.socket):
+    server = PartitionServer(gpus, agent_uid=uid, limits=limits, mps=mps)
+    async with server.serve(settings.socket):
         await stop.wait()
 
 
@@ -78,7 +87,8 @@ def main() -> None:
         about=ABOUT,
         examples=EXAMPLES,
     )
-    run(lambda: partition(settings, NvmlGpus()), service=NAME, log_level=settings.log_level)
+    mps = None if settings.mps_dir is None else MpsDaemons(settings.mps_dir, proc=settings.proc_dir)
+    run(lambda: partition(settings, NvmlGpus(), mps), service=NAME, log_level=settings.log_level)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
+from services.node_agent.mps.watch import MpsWatch
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.reconcile.leftovers import Leftovers
@@ -97,6 +98,7 @@ class NodeAgent:
         limits: LimitUpdater,
         usage: UsageMonitor,
         steering: TimeSteering,
+        mps: MpsWatch,
         views: ViewWriter,
         runtime: RuntimeWatch,
         failed: FailedGrants,
@@ -117,6 +119,7 @@ class NodeAgent:
         self.limits = limits
         self.usage = usage
         self.steering = steering
+        self.mps = mps
         self.views = views
         self.runtime = runtime
         self.failed = failed
@@ -332,6 +335,14 @@ class NodeAgent:
     @loops
     async def steer_time(self) -> None:
         await self.steering.run()
+
+    @loops
+    async def drain_mps(self) -> None:
+        await self.mps.drain_ending()
+
+    @loops
+    async def probe_mps(self) -> None:
+        await self.mps.probe_servers()
 
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:

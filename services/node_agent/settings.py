@@ -45,6 +45,8 @@ EXAMPLES = (
 )
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+MPS_OFF = "off"
+MPS_PRIVATE = "private"
 MONITOR = "0.0.0.0:9394"
 """HAMi's and Volcano's monitors are scraped at this port."""
 
@@ -149,6 +151,11 @@ class AgentSettings(ServiceSettings):
     time_library: Path | None = setting(
         None, "the library that holds cores by GPU time; the agent copies it to STATE_DIR, from "
         f"which containers mount it; default: libexec/{TIME_LIBRARY} of the agent's environment"
+    )  # fmt: skip
+    mps: str = setting(
+        MPS_OFF, "whether pods can demand that MPS holds their shares, which no GPU has confirmed "
+        "yet: off; private (a control daemon for each container, by the partitioner)",
+        one_of=(MPS_OFF, MPS_PRIVATE)
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,

@@ -21,6 +21,7 @@ from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.enforcers.compute_time import ComputeTime
+from services.node_agent.enforcers.mps import Mps
 from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
@@ -42,6 +43,7 @@ from services.node_agent.metrics import (
     UNREGISTERED,
     AgentMetrics,
 )
+from services.node_agent.mps.watch import MpsWatch
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -50,7 +52,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
-from services.node_agent.settings import AgentSettings, kubelet_credentials
+from services.node_agent.settings import MPS_PRIVATE, AgentSettings, kubelet_credentials
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
@@ -98,6 +100,7 @@ async def node_agent(
         cdi = _cdi_files(settings, gpus, checkpoint, kubernetes)
         pods = KubeletPods(kubelet, read_credentials)
         compute_time = ComputeTime(files, _time_library(settings))
+        mps = _mps(settings, gpus, pods.list_pods)
         limits = _container_limits(settings, gpus, checkpoint, cdi, pods.list_pods)
         if limits is not None:
             hooks = HookServer(limits.program.socket, limits.start_container)
@@ -110,13 +113,13 @@ async def node_agent(
             checkpoint=checkpoint,
             lease_sync=LeaseSync(KnownLeases(settings.node_name), bus),
             files=files,
-            enforcers=enforcer_table(files, limits, compute_time),
+            enforcers=enforcer_table(files, limits, compute_time, mps),
             cdi=cdi,
             metrics=AgentMetrics(tracing),
             clock=clock or SystemClock(),
             timing=timing,
         )
-        agent = _build_agent(node, settings, gpus, compute_time)
+        agent = _build_agent(node, settings, gpus, compute_time, mps)
         LEFTOVERS.set_function(agent.leftovers.count)
         LEASES.set_function(lambda: len(node.leases.leases))
         UNREGISTERED.set_function(lambda: bool(agent.plugins.unready_reason()))
@@ -171,6 +174,15 @@ def _container_limits(
     )
 
 
+def _mps(settings: AgentSettings, gpus: NodeGpus, list_pods: ListPods) -> Mps:
+    return Mps(
+        gpus.mps if settings.mps == MPS_PRIVATE else None,
+        sample=gpus.sample,
+        list_pods=list_pods,
+        proc=settings.proc_dir,
+    )
+
+
 def _time_library(settings: AgentSettings) -> TimeLibrary | None:
     """Return the library of compute time, or None if that is off."""
     if settings.compute_by_time == OFF:
@@ -184,7 +196,7 @@ async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettin
 
 
 def _build_agent(
-    node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime
+    node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime, mps: Mps
 ) -> NodeAgent:
     views = ViewWriter(node, handshake=settings.volcano_handshake)
     pods = NodePods(node, settings.proc_dir)
@@ -237,6 +249,7 @@ def _build_agent(
         steering=TimeSteering(
             node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
         ),
+        mps=MpsWatch(node, mps),
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
         failed=grants.failed,

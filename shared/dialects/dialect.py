@@ -85,6 +85,8 @@ class Paths:
     """A file with the path of that library inside the container; `joint_preload` also has that of
     HAMi-core, in its second line."""
     joint_preload: str = ""
+    mps: str = ""
+    """The parent of a directory per control daemon of MPS."""
 
     @classmethod
     def below(cls, state_dir: PurePath, library: PurePath) -> "Paths":
@@ -95,6 +97,7 @@ class Paths:
             time_library=str(state_dir / "libleasehold-time.so"),
             time_preload=str(state_dir / "ld.so.preload.time"),
             joint_preload=str(state_dir / "ld.so.preload.time-and-memory"),
+            mps=str(state_dir / "mps"),
         )
 
 

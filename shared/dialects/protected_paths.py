@@ -7,7 +7,7 @@ inside that volume can redirect the lease's own mount.
 import posixpath
 from collections.abc import Iterable
 
-from shared.dialects import compute_time, hami_core
+from shared.dialects import compute_time, hami_core, mps
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 
 PRELOAD = "/etc/ld.so.preload"
@@ -20,6 +20,7 @@ LEASE_PATHS = (
     hami_core.OVERRIDES,
     compute_time.DIRECTORY,
     compute_time.USE_DIRECTORY,
+    mps.PIPES,
 )
 """Inside containers: what the node agent mounts, and HAMi-core's file of overrides."""
 _LIBRARIES = (hami_core.LIBRARY, compute_time.LIBRARY)

@@ -14,10 +14,15 @@ from services.node_agent.memory_limits.cgroup_tree import CgroupTree
 from services.node_agent.memory_limits.container_limits import LimitSetters
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
+from services.node_agent.mps.daemons import PROBE, MpsDaemons
+from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import RequestError, UnavailableError
 from shared.runtime.settings import setting
-from simcluster.node_agent.driver import DriverGpus
+from simcluster.gpu_driver.build import build
+from simcluster.gpu_driver.control import VARIABLE
+from simcluster.gpu_driver.mps_control import command
+from simcluster.node_agent.driver import STATE, DriverGpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, NoUsage, SimulatedGpus, parse_layout
 
 logger = logging.getLogger(__name__)
@@ -152,6 +157,7 @@ def simulated_gpus(
         sample=NvmlProcesses().sample if isinstance(gpus, DriverGpus) else NoUsage(gpus).sample,
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         limits=_limits(settings) if isinstance(gpus, DriverGpus) else None,
+        mps=_mps(settings) if isinstance(gpus, DriverGpus) else None,
         has_processes=False,
     )
 
@@ -167,6 +173,20 @@ def _limits(settings: SimulatedAgentSettings) -> LimitSetters | None:
         fences=settings.state_dir / "memory-limit-fences.json",
         proc=settings.proc_dir,
     )
+
+
+def _mps(settings: SimulatedAgentSettings) -> MpsDaemons | RemoteMpsDaemons:
+    if settings.partition_socket is not None:
+        return RemoteMpsDaemons(settings.partition_socket)
+    return simulated_mps(settings.state_dir.absolute() / "mps", settings.gpu_driver_dir)
+
+
+def simulated_mps(root: Path, gpus: Path | None) -> MpsDaemons:
+    """Return the daemons of MPS of simulated GPUs."""
+    variables = [f"LD_LIBRARY_PATH={build()}"]
+    if gpus is not None:
+        variables.append(f"{VARIABLE}={gpus / STATE}")
+    return MpsDaemons(root, program=command(), probe=("env", *variables, *PROBE))
 
 
 def _driver_gpus(

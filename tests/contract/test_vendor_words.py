@@ -16,8 +16,11 @@ KUBELET = ROOT / "simcluster" / "kubelet"
 CONTAINER_RUNTIME = {
     KUBELET / "programs" / "gpu_programs.py",
     KUBELET / "containers" / "runtime_devices.py",
+    ROOT / "simcluster" / "gpu_driver" / "mps_control.py",
+    ROOT / "simcluster" / "gpu_driver" / "mps_daemon.py",
 }
-"""They play NVIDIA's container runtime and the loader, which read the variables of a container."""
+"""They play NVIDIA's container runtime, the loader and the control daemon of MPS, which read the
+variables of a container."""
 MODULES = sorted(
     path
     for package in ("services", "simcluster")

@@ -28,6 +28,7 @@ from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.compute_time import with_compute_time
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
+from shared.dialects.mps import with_mps
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError, UnavailableError
@@ -254,6 +255,7 @@ def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> Contain
         names = [share.device for share in shares_by_index(lease, container)]
         setup = dialect.container_setup(lease, container, node.devices, node.paths)
     setup = _with_time(setup, lease, container, container, node)
+    setup = with_mps(setup, shares_by_index(lease, container), lease.pod, container, node.paths)
     return _with_hook(name_devices(setup, names, node.device_list_strategies), lease, container)
 
 
@@ -313,6 +315,7 @@ def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSet
         file_name = request.replace("/", ".")
         setup = limited_setup(named, file_name, node.paths)
         setup = _with_time(setup, lease, request, file_name, node)
+        setup = with_mps(setup, shares, lease.pod, request, node.paths)
     return _with_hook(name_devices(setup, names, (DeviceListStrategy.CDI_CRI,)), lease, request)
 
 
@@ -351,6 +354,12 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
             raise DeviceMismatchError(
                 f"the lease has the driver limit the memory of device {share.device}, which it "
                 f"does not now: {reasons.get('driver', 'it is not offered')}"
+            )
+        if "mps" in (share.memory, share.compute) and "mps" not in device.offer.compute:
+            reasons = {missing.name: missing.reason for missing in device.missing}
+            raise DeviceMismatchError(
+                f"the lease has MPS hold its part of device {share.device}, which its node does "
+                f"not offer now: {reasons.get('mps', 'it is not offered')}"
             )
         if share.compute == "time" and "time" not in device.offer.compute:
             reasons = {missing.name: missing.reason for missing in device.missing}

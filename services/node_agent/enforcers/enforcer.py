@@ -1,6 +1,6 @@
 """The port of an enforcer: what it holds and needs, and how the agent drives it."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,6 +76,11 @@ class Enforcer:
     def findings(self) -> tuple[ViolationFound, ...]:
         """What is wrong now beside differences, such as a container that was not started."""
         return ()
+
+    @property
+    def faults(self) -> Mapping[DeviceUuid, str]:
+        """Devices that get no new share now, and why."""
+        return {}
 
     async def find_out(self, gpus: Sequence[Gpu]) -> None:
         """Find out what it can hold now; called with each probe of the GPUs."""

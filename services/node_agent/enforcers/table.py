@@ -9,6 +9,7 @@ from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
 from services.node_agent.enforcers.mig import Mig
+from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.memory_limits.container_limits import ContainerLimits
@@ -26,20 +27,28 @@ from shared.model.devices.enforcers import (
 )
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
-ALL_FACTS = (Exclusive.facts, Mig.facts, DriverLimits.facts, ComputeTime.facts, HamiCore.facts)
+ALL_FACTS = (
+    Exclusive.facts,
+    Mig.facts,
+    DriverLimits.facts,
+    Mps.facts,
+    ComputeTime.facts,
+    HamiCore.facts,
+)
 
 
 def enforcer_table(
     files: ContainerFiles,
     limits: ContainerLimits | None = None,
     compute_time: ComputeTime | None = None,
+    mps: Mps | None = None,
 ) -> "Enforcers":
     """Return all enforcers that a node can have: a new one is an entry here."""
     by_time = compute_time or ComputeTime(files)
     return Enforcers(  # HAMi-core checks that the files of all others exist
-        (Exclusive(), Mig(), DriverLimits(limits), by_time, HamiCore(files))
+        (Exclusive(), Mig(), DriverLimits(limits), mps or Mps(), by_time, HamiCore(files))
     )
 
 
@@ -73,6 +82,12 @@ class Enforcers:
     def findings(self) -> tuple[ViolationFound, ...]:
         enforcers = self.by_name.values()
         return tuple(violation for enforcer in enforcers for violation in enforcer.findings)
+
+    @property
+    def faults(self) -> Mapping[DeviceUuid, str]:
+        """Devices that get no new share now, and why."""
+        enforcers = self.by_name.values()
+        return {device: text for enforcer in enforcers for device, text in enforcer.faults.items()}
 
     def offered(
         self, devices: Sequence[Device], gpus: Sequence[Gpu], sharing: SharingConfig

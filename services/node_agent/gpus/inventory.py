@@ -79,6 +79,8 @@ class Gpu:
     """In force, or 0 if it is unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
+    exclusive_process: bool = False
+    """Whether its compute mode is another than Default."""
     mig: MigState | None = None
     """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()

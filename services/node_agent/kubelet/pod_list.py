@@ -68,6 +68,7 @@ class KubeletPods:
 
 
 def _pod(pod: FullPod) -> KubeletPod:
+    deleted = pod.metadata.deletion_timestamp
     init = (
         _container(container, init=container.restart_policy != "Always")
         for container in pod.spec.init_containers
@@ -82,6 +83,7 @@ def _pod(pod: FullPod) -> KubeletPod:
             *(_container(container, init=False) for container in pod.spec.containers),
         ),
         container_ids=_container_ids(pod.status),
+        killed_at=0.0 if deleted is None else deleted.timestamp(),
         leased_at=lease_outline(pod.metadata.annotations.get(ANNOTATION, "")).created_at,
     )
 

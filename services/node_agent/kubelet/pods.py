@@ -55,6 +55,8 @@ class KubeletPod:
     """By the runtime's ID."""
     leased_at: float = 0.0
     """When the lease that it was bound with was created, in Unix seconds, or 0."""
+    killed_at: float = 0.0
+    """When the kubelet kills what is left of it, in Unix seconds, or 0 if it was not deleted."""
 
     @property
     def terminal(self) -> bool:

@@ -295,7 +295,8 @@ class ContainerLimits:
                 f"runtime starts {call.state.id[:64]} for {entry.holder}"
             )
         variables = await asyncio.to_thread(read_variables, self.bundles, container_id)
-        check_variables(variables, (share.memory_mib for share in limited_shares(entry)))
+        amounts = (share.memory_mib for share in limited_shares(entry))
+        check_variables(variables, amounts, entry.limits.environment)
         return pod, container_id
 
     async def _limit_container(

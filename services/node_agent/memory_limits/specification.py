@@ -3,7 +3,7 @@
 A variable of the image reaches neither the API server nor the kubelet.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -54,8 +54,13 @@ def _variables_in(file: Path) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def check_variables(variables: dict[str, str], amounts_mib: Iterable[int]) -> None:
-    """Raise RequestError for variables that set other limits than a lease of these amounts."""
+def check_variables(
+    variables: dict[str, str], amounts_mib: Iterable[int], given: Mapping[str, str]
+) -> None:
+    """Raise RequestError for variables that set other limits than a lease of these amounts.
+
+    `given` are variables that the agent itself sets.
+    """
     amounts = {str(amount) for amount in amounts_mib}
     for name in (REQUEST, LIMIT):
         other = {REQUEST, LIMIT} - {name}
@@ -65,7 +70,8 @@ def check_variables(variables: dict[str, str], amounts_mib: Iterable[int]) -> No
                 f"than its lease of {', '.join(sorted(amounts))} MiB: remove it and "
                 f"{other.pop()} from the image or the pod"
             )
-    mps = next((name for name in variables if name.startswith(MPS_PREFIX)), None)
+    others = variables.items() - given.items()
+    mps = next((name for name, _ in sorted(others) if name.startswith(MPS_PREFIX)), None)
     if mps is not None:
         raise RequestError(
             f"the container's variable {mps[:60]} would have it use MPS, which its lease does not "

@@ -16,6 +16,13 @@ from services.node_agent.gpus.memory_limits import (
     MemoryLimit,
 )
 from services.node_agent.mig.instances import InUseError, MigInstance, MigState
+from services.node_agent.mps.daemon import (
+    MpsDaemon,
+    MpsLimits,
+    MpsTarget,
+    StartedDaemon,
+    WedgedError,
+)
 from shared.model.devices.device import MigLayout
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
@@ -25,6 +32,7 @@ MAX_LINE = 256 * 1024
 ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("in use", InUseError),
     ("request", RequestError),
+    ("wedged", WedgedError),
     ("unavailable", UnavailableError),
 )
 
@@ -60,6 +68,38 @@ class AccountingRequest(msgspec.Struct, tag=True, frozen=True):
     device: DeviceUuid
 
 
+class CheckMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    """Whether daemons of MPS can be started, and which there are."""
+
+
+class EnsureMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+    fence: int
+    limits: MpsLimits
+
+
+class GetMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+
+
+class TerminateMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+    clients: tuple[int, ...]
+
+
+class ProbeMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+
+
+class RepairMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+
+
+class StopMpsRequest(msgspec.Struct, tag=True, frozen=True):
+    target: MpsTarget
+    fence: int
+
+
 class InstancesReply(msgspec.Struct, tag=True, frozen=True):
     state: MigState | None
     instances: tuple[MigInstance, ...] = ()
@@ -73,14 +113,38 @@ class AccountingReply(msgspec.Struct, tag=True, frozen=True):
     found: DriverAccounting
 
 
+class MpsNodeReply(msgspec.Struct, tag=True, frozen=True):
+    missing_reason: str
+    """Why no daemon can be started, or empty."""
+    started: tuple[StartedDaemon, ...] = ()
+
+
+class MpsReply(msgspec.Struct, tag=True, frozen=True):
+    daemon: MpsDaemon
+
+
+class MpsDoneReply(msgspec.Struct, tag=True, frozen=True):
+    text: str = ""
+    """What was done."""
+
+
 class FailureReply(msgspec.Struct, tag=True, frozen=True):
     code: str
     text: str
 
 
 LimitRequest = SetLimitRequest | GetLimitRequest | ClearLimitRequest | AccountingRequest
-Request = InstancesRequest | PartitionRequest | LimitRequest
-GoodReply = InstancesReply | LimitReply | AccountingReply
+MpsTargetRequest = (
+    EnsureMpsRequest
+    | GetMpsRequest
+    | TerminateMpsRequest
+    | ProbeMpsRequest
+    | RepairMpsRequest
+    | StopMpsRequest
+)
+MpsRequest = CheckMpsRequest | MpsTargetRequest
+Request = InstancesRequest | PartitionRequest | LimitRequest | MpsRequest
+GoodReply = InstancesReply | LimitReply | AccountingReply | MpsNodeReply | MpsReply | MpsDoneReply
 Reply = GoodReply | FailureReply
 R = TypeVar("R", bound=GoodReply)
 _request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

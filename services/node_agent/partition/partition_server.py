@@ -18,22 +18,34 @@ from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mig.partitioner import Partitioner
+from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     AccountingReply,
     AccountingRequest,
+    CheckMpsRequest,
     ClearLimitRequest,
+    EnsureMpsRequest,
     FailureReply,
     GetLimitRequest,
+    GetMpsRequest,
     GoodReply,
     InstancesReply,
     InstancesRequest,
     LimitReply,
     LimitRequest,
+    MpsDoneReply,
+    MpsNodeReply,
+    MpsReply,
+    MpsRequest,
     PartitionRequest,
+    ProbeMpsRequest,
+    RepairMpsRequest,
     Reply,
     Request,
     SetLimitRequest,
+    StopMpsRequest,
+    TerminateMpsRequest,
     decode_request,
     encode_line,
     failure_reply,
@@ -55,11 +67,17 @@ class PartitionServer:
     """Serves one agent; a started change is finished even if the client disconnects."""
 
     def __init__(
-        self, gpus: GpuDriver, *, agent_uid: int, limits: LimitSetter | None = None
+        self,
+        gpus: GpuDriver,
+        *,
+        agent_uid: int,
+        limits: LimitSetter | None = None,
+        mps: MpsDaemons | None = None,
     ) -> None:
         self.gpus = gpus
         self.agent_uid = agent_uid
         self.limits = limits
+        self.mps = mps
         self._partitioner = Partitioner(gpus)
         self._locks = WeakValueDictionary[Hashable, asyncio.Lock]()
         self._running: set[asyncio.Task[GoodReply]] = set()
@@ -117,6 +135,8 @@ class PartitionServer:
             return failure_reply(error)
 
     async def _reply_in_order(self, request: Request, pid: int) -> GoodReply:
+        if isinstance(request, MpsRequest):
+            return await self._reply_on_mps(request)
         async with self._locks.setdefault(_order_of(request), asyncio.Lock()):
             if not isinstance(request, InstancesRequest | PartitionRequest):
                 return await self._reply_on_limit(request, pid)
@@ -147,6 +167,30 @@ class PartitionServer:
             case ClearLimitRequest(target, fence):
                 return LimitReply(await limits.clear(target, fence=fence))
 
+    async def _reply_on_mps(self, request: MpsRequest) -> GoodReply:
+        mps = self.mps
+        if mps is None:
+            raise RequestError(
+                "this partitioner starts no daemons of MPS: set its --mps-dir to the directory mps "
+                "of the agent's state directory"
+            )
+        match request:
+            case CheckMpsRequest():
+                return MpsNodeReply(await mps.missing_reason(), await mps.list())
+            case EnsureMpsRequest(target, fence, limits):
+                return MpsReply(await mps.ensure(target, fence=fence, limits=limits))
+            case GetMpsRequest(target):
+                return MpsReply(await mps.get(target))
+            case TerminateMpsRequest(target, clients):
+                await mps.terminate(target, clients)
+            case ProbeMpsRequest(target):
+                await mps.probe(target)
+            case RepairMpsRequest(target):
+                return MpsDoneReply(await mps.repair(target))
+            case StopMpsRequest(target, fence):
+                await mps.stop(target, fence=fence)
+        return MpsDoneReply()
+
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         gpus = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
         if device not in gpus:
@@ -154,7 +198,7 @@ class PartitionServer:
         return gpus[device]
 
 
-def _order_of(request: Request) -> Hashable:
+def _order_of(request: InstancesRequest | PartitionRequest | LimitRequest) -> Hashable:
     """Return what requests have in common that are carried out one after the other.
 
     A container that starts does not wait until the limits of all other cgroups are listed.

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from services.node_agent.enforcers.mps import NO_RESIZE, holds_by_mps
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
@@ -173,7 +174,7 @@ class LimitUpdater:
         try:
             await self.node.enforcers.resize(entry)
         except LeaseholdError as error:
-            if self._is_exact(entry):
+            if self._is_exact(entry) or holds_by_mps(entry):
                 logger.warning(
                     "container %s keeps its limits: %s", entry.allocation.container, error
                 )
@@ -234,6 +235,8 @@ class LimitUpdater:
         path = region_path_of(entry.limits)
         if path is None and self._is_exact(entry):
             return
+        if holds_by_mps(entry):
+            raise RequestError(f"container {key[1]}: {NO_RESIZE}")
         if path is None:
             raise RequestError(f"nothing holds container {key[1]} to its share")
         region = await asyncio.to_thread(read_region, path)

@@ -434,7 +434,7 @@ def container_setup(
 
 
 def _is_limited(share: Share) -> bool:
-    if share.whole:
+    if share.whole or "hami-core" not in (share.memory, share.compute):
         return False
     terms = share.requested_units
     everything = terms is not None and share.limit_bytes >= share.device_mib * MIB

@@ -29,6 +29,8 @@ LABELS: dict[Enforcer, str] = {
 """For sentences."""
 MEMORY_BY_DEFAULT: tuple[MemoryEnforcer, ...] = ("driver", "hami-core")
 """In order of preference, for pods that demand none. Others need a pod's demand."""
+BESIDE_MPS: tuple[MemoryEnforcer, ...] = ("driver", "mps")
+"""Where MPS holds the cores: it and HAMi-core would limit each other."""
 COMPUTE_BY_DEFAULT: tuple[ComputeEnforcer, ...] = ("hami-core",)
 JOINED: tuple[SharingMode, ...] = ("driver", "hami-core", "none")
 """Modes in which a share may run beside others although nothing holds it."""
@@ -102,7 +104,8 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
         """
         if not limited and demand == NO_DEMAND:
             demand = HeldBy(memory="none", compute="none")
-        for memory in MEMORY_BY_DEFAULT if demand.memory is None else (demand.memory,):
+        by_default = BESIDE_MPS if demand.compute == "mps" else MEMORY_BY_DEFAULT
+        for memory in by_default if demand.memory is None else (demand.memory,):
             if memory != "none" and memory not in self.memory:
                 continue
             compute = self._compute(memory, demand.compute, capped=capped)

@@ -118,6 +118,8 @@ class ViolationReason(StrEnum):
     LIMIT_TOO_LATE = "GpuLimitTooLate"
     LIMIT_REFUSED = "GpuLimitHookRefused"
     LIMIT_FOREIGN = "GpuLimitForeign"
+    MPS_BYPASSED = "GpuMpsBypassed"
+    MPS_WEDGED = "GpuMpsWedged"
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]

@@ -82,6 +82,7 @@ def part_of(text: str, limits: dict[str, int] = PART) -> PodRequest:
         (BOTH, "none", ("none", "none", "driver")),
         (MPS, "", ("hami-core", "hami-core", "hami-core")),
         (MPS, "mps", ("mps", "mps", "mps")),
+        (MPS, "compute=mps", ("mps", "mps", "mps")),
     ],
 )
 def test_a_lease_says_what_holds_it(offer: Offer, demand: str, held: tuple[str, ...]) -> None:

@@ -129,7 +129,10 @@ def test_the_words_in_a_pod_of_another_scheduler_are_warned_of_and_have_no_effec
             {"kai.scheduler/container.main.gpu-memory.portion.limit": "0.75"},
             "portion.limit has no effect: the container gets what it requests",
         ),
-        ({"mps": "true"}, "the pod demands MPS, which no node of this version offers"),
+        (
+            {"mps": "true"},
+            "the pod demands MPS, which nodes offer only where --mps of their agents is set",
+        ),
         ({}, "kai.scheduler/queue has no effect: there are no queues"),
     ],
 )

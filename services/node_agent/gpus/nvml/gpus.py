@@ -144,12 +144,19 @@ def _gpu(number: int) -> Gpu:
         numa=location.numa,
         pcie=location.root_complex,
         bus=location.address,
+        exclusive_process=_compute_mode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT,
         power_limit_w=value_or(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000, 0),
         driver=value_or(lambda: text_of(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=state,
         instances=value_or(lambda: mig.instances_of(handle, state.profiles), ())
         if state is not None and state.enabled
         else (),
+    )
+
+
+def _compute_mode(handle: Any) -> int:
+    return value_or(
+        lambda: int(pynvml.nvmlDeviceGetComputeMode(handle)), pynvml.NVML_COMPUTEMODE_DEFAULT
     )
 
 

@@ -1,0 +1,1 @@
+"""MPS: a control daemon for each container whose shares it holds."""

@@ -1,0 +1,423 @@
+"""Starts, limits, reads, repairs and ends the control daemons of MPS of a node.
+
+It needs the driver's programs, the GPUs, and the PIDs of the node: a daemon identifies its clients
+by the PIDs of its own namespace. No request names a path, a program or a variable. A container may
+write to the directory of its daemon, so what is there is not believed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from services.node_agent.files import replace_file
+from services.node_agent.mps.control import (
+    MOST_PATH,
+    PROGRAM,
+    SOCKET,
+    MpsControl,
+    SilentError,
+    execute,
+)
+from services.node_agent.mps.daemon import (
+    MpsDaemon,
+    MpsLimits,
+    MpsServer,
+    MpsTarget,
+    StartedDaemon,
+    WedgedError,
+    check_limits,
+    parse_memory_mib,
+    parse_percent,
+    parse_pids,
+)
+from shared.dialects.mps import (
+    LOG_VARIABLE,
+    MEMORY_VARIABLE,
+    PIPE_VARIABLE,
+    THREADS_VARIABLE,
+    daemon_name,
+)
+from shared.dialects.reserved import CHOSEN
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
+from shared.model.names import DeviceUuid, PodUid
+
+logger = logging.getLogger(__name__)
+
+PROBE_S = 5.0
+"""Time limit of the probe: cuInit hangs for ever if the server is wedged."""
+TERMINATE_S = 5.0
+"""Time limit of ending a client's work on the GPU."""
+PROBE = (
+    sys.executable,
+    "-ISc",
+    "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))",
+)
+RECORD = "daemon.json"
+END_S = 5.0
+"""How long a daemon that is to quit may take, before it is killed."""
+LOOK_S = 0.05
+"""Interval of looks whether a daemon has ended."""
+NOT_RUNNING = "its daemon does not run, or another process is in its place"
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """On disk before its daemon starts."""
+
+    target: MpsTarget
+    fence: int
+    limits: MpsLimits
+    listener: int = 0
+    """The PID that listened at the socket after the start; 0 before that."""
+    started_at: float = 0.0
+
+
+class MpsDaemons:
+    """Each call raises RequestError for an older fence or an unknown daemon, or UnavailableError.
+
+    Calls for one daemon are carried out one after the other.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        program: Sequence[str] = (PROGRAM,),
+        probe: Sequence[str] = PROBE,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.root = root
+        self.program = tuple(program)
+        self.probe_program = tuple(probe)
+        self.proc = proc
+        self.probe_s = PROBE_S
+        self._locks = WeakValueDictionary[MpsTarget, asyncio.Lock]()
+
+    async def missing_reason(self) -> str:
+        """Return why no daemon can be started, or an empty text."""
+        longest = self.root / daemon_name(PodUid(""), "") / "pipe" / SOCKET
+        if len(os.fsencode(longest)) > MOST_PATH:
+            return f"the path {longest} is longer than {MOST_PATH} bytes: set a shorter directory"
+        if shutil.which(self.program[0]) is None:
+            return (
+                f"{self.program[0]} is not on the path: it comes with the driver, in containers "
+                "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            )
+        return ""
+
+    async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon:
+        """Have a daemon run with these limits; return what it replied to be read back.
+
+        One that runs, and that nobody else has replaced, gets them for processes that start later.
+        A daemon has its limits by its environment from the start, then by commands.
+        """
+        check_limits(limits)
+        async with self._lock(target):
+            record = await self._record(target)
+            if record is not None and fence < record.fence:
+                raise RequestError(f"{target} has a newer lease, with fence {record.fence}")
+            kept = record is not None and await self._runs(record)
+            if record is None or not kept:
+                record = _Record(target, fence, limits)
+                await self._start(record)
+            else:
+                updated = msgspec.structs.replace(record, fence=fence, limits=limits)
+                if updated != record:
+                    await self._save(updated)
+            return await self._read(await self._required(target), set_differing=True)
+
+    async def get(self, target: MpsTarget) -> MpsDaemon:
+        """Return what a daemon replies, or why it cannot be read."""
+        async with self._lock(target):
+            record = await self._record(target)
+            pipes = str(self._control(target).pipes)
+            if record is None or not await self._runs(record):
+                return MpsDaemon(pipes=pipes, problem=NOT_RUNNING)
+            try:
+                return await self._read(record)
+            except UnavailableError as error:
+                return MpsDaemon(pipes=pipes, problem=str(error))
+
+    async def list(self) -> tuple[StartedDaemon, ...]:
+        """Return all daemons that were started and not stopped."""
+        return tuple(
+            StartedDaemon(record.target, record.fence, record.started_at)
+            for record in await self._records()
+        )
+
+    async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
+        """End the work of clients on the GPUs, so that they can be killed.
+
+        Raises WedgedError if that does not end.
+        """
+        async with self._lock(target):
+            await self._required(target)
+            wanted = set(clients)
+            for server, attached in await self._clients(target):
+                for client in sorted(wanted & attached):
+                    await self._terminate(target, server, client)
+
+    async def probe(self, target: MpsTarget) -> None:
+        """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
+        control = self._control(target)
+        try:
+            code, _ = await execute(
+                self.probe_program, {PIPE_VARIABLE: str(control.pipes)}, self.probe_s
+            )
+        except SilentError as error:
+            raise WedgedError(f"a new client hung for {self.probe_s:g} s") from error
+        if code:
+            logger.info("the probe of MPS for %s ended with code %d", target, code)
+
+    async def repair(self, target: MpsTarget) -> str:
+        """End a daemon, its servers and their clients' work, and start it anew.
+
+        Return what was done.
+        """
+        async with self._lock(target):
+            record = await self._required(target)
+            clients, processes = await self._end(record)
+            await self._start(record)
+            await self._read(await self._required(target))
+        killed = f", killed {processes} of its processes" if processes else ""
+        return (
+            f"ended the work of {clients} processes, ended the daemon{killed}, started it again, "
+            "and read its limits back"
+        )
+
+    async def stop(self, target: MpsTarget, *, fence: int) -> None:
+        """End a daemon and its servers, and remove its files; one of a newer lease stays."""
+        async with self._lock(target):
+            record = await self._record(target)
+            if record is None:
+                return
+            if fence < record.fence:
+                raise RequestError(f"{target} has a newer lease, with fence {record.fence}")
+            await self._end(record)
+            await asyncio.to_thread(shutil.rmtree, self._directory(target), ignore_errors=True)
+            logger.info("the daemon of MPS of %s is ended", target)
+
+    # One daemon; its lock is held
+
+    async def _start(self, record: _Record) -> None:
+        target = record.target
+        control = self._control(target)
+        if reason := await self.missing_reason():
+            raise UnavailableError(reason)
+        await self._save(record)
+        await asyncio.to_thread(self._kill_all, control)  # servers of a daemon that was killed
+        memory = ",".join(f"{device}={mib}M" for device, mib in _held(record.limits))
+        await control.start(
+            {
+                CHOSEN: ",".join(record.limits.memory_mib),
+                THREADS_VARIABLE: str(record.limits.percent),
+                **({MEMORY_VARIABLE: memory} if memory else {}),
+            }
+        )
+        try:
+            await self._set(control, record.limits)
+            self._check(record, await self._read(record))
+        except LeaseholdError:
+            await self._end(record)
+            raise
+        listener = await asyncio.to_thread(control.listener)
+        started = msgspec.structs.replace(record, listener=listener, started_at=time.time())
+        await self._save(started)
+        logger.info("a daemon of MPS runs for %s: PID %d", target, control.read_pid())
+
+    async def _set(self, control: MpsControl, limits: MpsLimits, server: int = 0) -> None:
+        """Set the defaults, or what a server gives to clients that connect later."""
+        which = f" {server}" if server else ""
+        kind = "" if server else "default_"
+        await control.send(f"set_{kind}active_thread_percentage{which} {limits.percent}")
+        for device, mib in _held(limits):
+            await control.send(f"set_{kind}device_pinned_mem_limit{which} {device} {mib}M")
+
+    async def _read(self, record: _Record, *, set_differing: bool = False) -> MpsDaemon:
+        """Read a daemon; with `set_differing`, set what differs from its record, and read again."""
+        control = self._control(record.target)
+        daemon = await self._read_once(control, record.limits)
+        if set_differing and (wrong := list(_differing(daemon, record.limits))):
+            for server in wrong:
+                await self._set(control, record.limits, server)
+            daemon = await self._read_once(control, record.limits)
+        return daemon
+
+    async def _read_once(self, control: MpsControl, limits: MpsLimits) -> MpsDaemon:
+        percent, memory = await self._read_limits(control, limits)
+        servers = []
+        for pid in parse_pids(await control.send("get_server_list")):
+            try:
+                own_percent, own_memory = await self._read_limits(control, limits, pid)
+                status = (await control.send(f"get_server_status {pid}")).strip()
+                clients = parse_pids(await control.send(f"get_client_list {pid}"))
+            except UnavailableError:
+                if pid in parse_pids(await control.send("get_server_list")):
+                    raise
+                continue  # it has ended meanwhile
+            servers.append(
+                MpsServer(
+                    pid=pid,
+                    status=status,
+                    percent=own_percent,
+                    memory_mib=own_memory,
+                    clients=clients,
+                )
+            )
+        return MpsDaemon(
+            pipes=str(control.pipes),
+            pid=await asyncio.to_thread(control.read_pid),
+            percent=percent,
+            memory_mib=memory,
+            servers=tuple(servers),
+        )
+
+    async def _read_limits(
+        self, control: MpsControl, limits: MpsLimits, server: int = 0
+    ) -> tuple[float, dict[DeviceUuid, int | None]]:
+        which = f" {server}" if server else ""
+        kind = "" if server else "default_"
+        percent = parse_percent(await control.send(f"get_{kind}active_thread_percentage{which}"))
+        memory: dict[DeviceUuid, int | None] = {}
+        for device, _ in _held(limits):
+            reply = await control.send(f"get_{kind}device_pinned_mem_limit{which} {device}")
+            memory[device] = parse_memory_mib(reply)
+        return percent, memory
+
+    def _check(self, record: _Record, daemon: MpsDaemon) -> None:
+        if list(_differing(daemon, record.limits)):
+            raise UnavailableError(
+                f"the daemon of MPS of {record.target} has {daemon.percent:g} % of the threads and "
+                f"{daemon.memory_mib} MiB after {record.limits.percent} % and "
+                f"{dict(_held(record.limits))} were set"
+            )
+
+    async def _clients(self, target: MpsTarget) -> tuple[tuple[int, frozenset[int]], ...]:
+        """Return each server, and its clients."""
+        control = self._control(target)
+        servers = parse_pids(await control.send("get_server_list"))
+        lists = [parse_pids(await control.send(f"get_client_list {pid}")) for pid in servers]
+        return tuple(zip(servers, map(frozenset, lists), strict=True))
+
+    async def _terminate(self, target: MpsTarget, server: int, client: int) -> None:
+        try:
+            await self._control(target).send(f"terminate_client {server} {client}", TERMINATE_S)
+        except SilentError as error:
+            raise WedgedError(
+                f"ending the GPU work of process {client} did not return within {TERMINATE_S:g} s"
+            ) from error
+
+    async def _runs(self, record: _Record) -> bool:
+        """Whether the process that was started listens, and replies."""
+        control = self._control(record.target)
+        listener = await asyncio.to_thread(control.listener)
+        if not listener or listener != record.listener:
+            return False
+        try:
+            await control.send("get_server_list")
+        except UnavailableError:
+            return False
+        return True
+
+    async def _end(self, record: _Record) -> tuple[int, int]:
+        """Return how many clients were ended, and how many processes had to be killed."""
+        target = record.target
+        control = self._control(target)
+        clients = 0
+        with contextlib.suppress(LeaseholdError):
+            for server, attached in await self._clients(target):
+                for client in attached:
+                    clients += 1
+                    with contextlib.suppress(LeaseholdError):
+                        await self._terminate(target, server, client)
+        with contextlib.suppress(LeaseholdError):
+            await control.send("quit", END_S)
+        await self._wait(lambda: not control.listener())
+        killed = await asyncio.to_thread(self._kill_all, control)
+        await self._wait(lambda: not control.listener())
+        return clients, killed
+
+    async def _wait(self, is_over: Callable[[], bool]) -> None:
+        until = time.monotonic() + END_S
+        while not await asyncio.to_thread(is_over) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+    def _kill_all(self, control: MpsControl) -> int:
+        """Kill what is left of a daemon and its servers, found by their environment.
+
+        Return their number. Clients do not have the directory of its logs there.
+        """
+        mark = f"{LOG_VARIABLE}={control.logs}".encode()
+        count = 0
+        for directory in self.proc.glob("[0-9]*"):
+            try:
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(directory.name), signal.SIGKILL)
+                    count += 1
+            except OSError:
+                continue  # it has ended, or is not of this node
+        return count
+
+    # Files
+
+    def _lock(self, target: MpsTarget) -> asyncio.Lock:
+        return self._locks.setdefault(target, asyncio.Lock())
+
+    def _directory(self, target: MpsTarget) -> Path:
+        return self.root / daemon_name(target.holder, target.container)
+
+    def _control(self, target: MpsTarget) -> MpsControl:
+        return MpsControl(self._directory(target), self.program)
+
+    async def _required(self, target: MpsTarget) -> _Record:
+        record = await self._record(target)
+        if record is None:
+            raise RequestError(f"{target} has no daemon of MPS")
+        return record
+
+    async def _record(self, target: MpsTarget) -> _Record | None:
+        return await asyncio.to_thread(_load, self._directory(target) / RECORD)
+
+    async def _records(self) -> tuple[_Record, ...]:
+        def load() -> tuple[_Record, ...]:
+            records = (_load(path) for path in sorted(self.root.glob(f"*/{RECORD}")))
+            return tuple(record for record in records if record is not None)
+
+        return await asyncio.to_thread(load)
+
+    async def _save(self, record: _Record) -> None:
+        path = self._directory(record.target) / RECORD
+        try:
+            await asyncio.to_thread(replace_file, path, msgspec.json.encode(record))
+        except OSError as error:
+            raise UnavailableError(f"{path}: {error.strerror}") from error
+
+
+def _held(limits: MpsLimits) -> Iterable[tuple[DeviceUuid, int]]:
+    return ((device, mib) for device, mib in limits.memory_mib.items() if mib is not None)
+
+
+def _differing(daemon: MpsDaemon, limits: MpsLimits) -> Iterable[int]:
+    """Yield 0 if the defaults differ from the limits, and the PIDs of servers whose limits do."""
+    held: list[tuple[int, MpsDaemon | MpsServer]] = [(0, daemon)]
+    held += ((server.pid, server) for server in daemon.servers)
+    for pid, of in held:
+        memory = {device: of.memory_mib.get(device) for device, _ in _held(limits)}
+        if of.percent != limits.percent or memory != dict(_held(limits)):
+            yield pid
+
+
+def _load(path: Path) -> _Record | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Record)
+    except (OSError, *UNDECODABLE):
+        return None

@@ -1,0 +1,178 @@
+"""Ends the work of MPS's clients before the kubelet kills them, and repairs servers that hang.
+
+A client that is killed while its kernels run can leave the GPU so that all later clients hang, and
+every command replies as ever. No hook of the runtime comes before the kill, so the time of a pod's
+deletion says when it is. What nothing announces (OOM, a crash, an eviction by the kubelet) is found
+by a probe.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from services.node_agent.enforcers.mps import Mps, holds_by_mps, mps_shares, target_of
+from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.metrics import MPS_DRAINED, MPS_WEDGES
+from services.node_agent.mps.daemon import MpsTarget, WedgedError
+from services.node_agent.node import Node
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.bounds import cut
+from shared.model.clock import until_tick, wait_for_event
+from shared.model.errors import LeaseholdError
+from shared.model.events.node_events import ViolationFound, ViolationReason
+from shared.model.names import PodUid
+from shared.model.quantity import timestamp
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 3.0
+"""How long before the kill of a pod the work of its clients is ended: the longest kernels end in
+that time, and the program has had the rest of its grace period."""
+LOOK_S = 0.5
+"""Interval of looks at the kubelet's pods while MPS holds shares: a grace period may be 1 s."""
+PROBE_S = 30.0
+"""Interval of probes of servers, beside one after each restart of a container."""
+
+
+def drain_at(killed_at: float, seen_at: float) -> float:
+    """Return when to end the work of a pod's clients: never in the first half of its grace period.
+
+    `seen_at` is when its deletion was seen. For a grace period of 1 s it is that moment.
+
+    >>> drain_at(130.0, 100.0), drain_at(105.0, 100.0), drain_at(101.0, 100.0)
+    (127.0, 102.5, 100.0)
+    """
+    grace_s = killed_at - seen_at
+    if grace_s <= 1:
+        return seen_at
+    return max(killed_at - DRAIN_S, seen_at + grace_s / 2)
+
+
+class MpsWatch:
+    def __init__(self, node: Node, enforcer: Mps) -> None:
+        self.node = node
+        self.enforcer = enforcer
+        self._deleted_at: dict[PodUid, float] = {}
+        """When the deletion of each pod was seen."""
+
+    @property
+    def entries(self) -> Sequence[CheckpointEntry]:
+        return [entry for entry in self.node.checkpoint.entries if holds_by_mps(entry)]
+
+    async def drain_ending(self) -> None:
+        """Look at the kubelet's pods at intervals, and drain those that are killed soon."""
+        while True:
+            if self.enforcer.daemons is not None and self.entries:
+                await self.drain_once()
+            await self.node.clock.sleep(until_tick(LOOK_S))
+
+    async def drain_once(self) -> None:
+        try:
+            pods = {pod.uid: pod for pod in await self.node.kubelet.list_pods()}
+        except LeaseholdError as error:  # the next look is soon
+            logger.info("pods that end cannot be seen for MPS: %s", error)
+            return
+        now = self.node.clock.now()
+        self._deleted_at = {
+            uid: self._deleted_at.get(uid, now) for uid, pod in pods.items() if pod.killed_at
+        }
+        due = {uid for uid in self._deleted_at if self._is_due(pods[uid], now)}
+        if not due:
+            self.enforcer.drained = frozenset()
+            return
+        for entry in self.entries:
+            if due.issuperset(entry.lease.users):
+                await self._drain(entry)
+
+    def _is_due(self, pod: KubeletPod, now: float) -> bool:
+        return not pod.terminal and now >= drain_at(pod.killed_at, self._deleted_at[pod.uid])
+
+    async def _drain(self, entry: CheckpointEntry) -> None:
+        target = target_of(entry)
+        daemons = self.enforcer.required()
+        try:
+            clients = (await daemons.get(target)).clients
+            if not clients:
+                return
+            self.enforcer.drained |= clients
+            await daemons.terminate(target, clients)
+        except WedgedError as error:
+            await self._repair(entry, str(error))
+        except LeaseholdError as error:
+            logger.warning("the clients of MPS of %s are not ended: %s", target, error)
+        else:
+            MPS_DRAINED.inc(len(clients))
+            logger.info("the GPU work of %d processes of %s is ended", len(clients), target)
+
+    async def probe_servers(self) -> None:
+        """Probe all servers at intervals, and after a container has started again."""
+        due = self.enforcer.probes_due
+        while True:
+            if self.enforcer.daemons is not None:
+                await self.probe_once()
+            await wait_for_event(due, until_tick(PROBE_S))
+            due.clear()
+
+    async def probe_once(self) -> None:
+        for entry in self.entries:
+            target = target_of(entry)
+            try:
+                if (await self.enforcer.required().get(target)).servers:
+                    await self.enforcer.required().probe(target)
+            except WedgedError as error:
+                await self._repair(entry, str(error))
+            except LeaseholdError as error:
+                logger.info("the server of MPS of %s is not probed: %s", target, error)
+            else:
+                self.enforcer.repairs.pop(target, None)
+                self._open(target)
+
+    async def _repair(self, entry: CheckpointEntry, reason: str) -> None:
+        """Close the devices and probe again; if it hangs, too, start the daemon anew.
+
+        They open once a new client starts. On a busy node a single probe may be late.
+        """
+        target = target_of(entry)
+        fault = cut(
+            f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
+            f"its daemon is started again, at least every {PROBE_S:g} s"
+        )
+        self.enforcer.wedged[target] = {share.device: fault for share in mps_shares(entry)}
+        self.node.report_due.set()
+        logger.error("%s of %s: %s", target, entry.holder, fault)
+        if not await self._hangs(target):
+            self._open(target)
+            return
+        try:
+            async with self.node.checkpoint.changing.hold(entry.allocation.pod):
+                done = await self.enforcer.required().repair(target)
+            await self.enforcer.required().probe(target)
+        except LeaseholdError as error:
+            MPS_WEDGES.labels("failed").inc()
+            text = f"and it could not be repaired: {error}"
+        else:
+            MPS_WEDGES.labels("repaired").inc()
+            self._open(target)
+            text = f"the agent has {done}, so the container's programs have failed: restart it"
+        logger.warning("the server of MPS of %s: %s; %s", target, reason, text)
+        allocation = entry.allocation
+        self.enforcer.repairs[target] = ViolationFound(
+            node=self.node.name,
+            reason=ViolationReason.MPS_WEDGED,
+            pod=allocation.pod,
+            namespace=allocation.namespace,
+            name=allocation.name,
+            container=allocation.container,
+            claim=entry.lease.claim is not None,
+            message=cut(f"its server of MPS was wedged: {reason}; {text}"),
+        )
+
+    async def _hangs(self, target: MpsTarget) -> bool:
+        try:
+            await self.enforcer.required().probe(target)
+        except LeaseholdError:
+            return True
+        return False
+
+    def _open(self, target: MpsTarget) -> None:
+        if self.enforcer.wedged.pop(target, None) is not None:
+            self.node.report_due.set()

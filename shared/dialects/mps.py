@@ -1,0 +1,66 @@
+"""What a container gets by which MPS holds its shares; pure."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.hami_core import mount
+from shared.model.leases.lease import MIB, Share
+from shared.model.names import PodUid
+
+PIPES = "/tmp/nvidia-mps"  # noqa: S108 - inside the container
+"""Where programs look for a daemon if the variable is unset, too."""
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+ALL_THREADS = 100
+_NAME = 16
+
+
+def held_by_mps(share: Share) -> bool:
+    return "mps" in (share.memory, share.compute)
+
+
+def daemon_name(holder: PodUid, container: str) -> str:
+    """Return the name of the directory of a container's daemon; a socket's path is short."""
+    return hashlib.sha256(f"{holder}/{container}".encode()).hexdigest()[:_NAME]
+
+
+def thread_percent(shares: Sequence[Share]) -> int:
+    """Return the percentage of a daemon: that of the smallest share, which all devices get.
+
+    A share without a limit of cores has all threads.
+    """
+    percents = [share.cores_percent for share in shares if share.compute == "mps"]
+    return min((percent for percent in percents if percent > 0), default=ALL_THREADS)
+
+
+def memory_limits_mib(shares: Sequence[Share]) -> dict[str, int]:
+    """Return what each process may have of each device that MPS limits, rounded down to MiB."""
+    return {share.device: share.limit_bytes // MIB for share in shares if share.memory == "mps"}
+
+
+def with_mps(
+    setup: ContainerSetup, shares: Sequence[Share], holder: PodUid, container: str, paths: Paths
+) -> ContainerSetup:
+    """Return the setup with the directory of the container's daemon, if it holds a share.
+
+    Variables of the image are replaced: a limit of a device that is not there lifts all limits of a
+    process.
+    """
+    if not any(map(held_by_mps, shares)):
+        return setup
+    memory = ",".join(f"{device}={mib}M" for device, mib in memory_limits_mib(shares).items())
+    pipes = f"{paths.mps}/{daemon_name(holder, container)}/pipe"
+    return replace(
+        setup,
+        environment={
+            **setup.environment,
+            PIPE_VARIABLE: PIPES,
+            THREADS_VARIABLE: str(thread_percent(shares)),
+            **({MEMORY_VARIABLE: memory} if memory else {}),
+        },
+        mounts=(*setup.mounts, mount(PIPES, pipes)),
+    )

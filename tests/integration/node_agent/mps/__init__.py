@@ -1,0 +1,1 @@
+"""MPS of the node agent: daemons, and the agent that has them hold shares."""

@@ -1,0 +1,303 @@
+"""An agent that has MPS hold shares: gate, read back, drain, repair, and what it reports."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.node_agent.enforcers.mps import Mps
+from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
+from services.node_agent.mps.daemon import MpsTarget
+from services.node_agent.mps.daemons import MpsDaemons
+from services.node_agent.service import NodeAgent
+from shared.dialects.mps import daemon_name
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import ViolationReason
+from shared.model.events.request_reply import LimitsRequest
+from shared.model.leases.lease import Lease
+from shared.model.names import NodeName, PodUid
+from simcluster.gpu_driver.control import VARIABLE
+from simcluster.kubelet.programs.gpu_programs import environment
+from simcluster.node_agent.driver import STATE
+from simcluster.node_agent.gpus import uuid_of
+from tests.support.gpu_driver import GpuDriver, GpuLoad
+from tests.support.mps import ControlDaemon
+from tests.support.node_agent.agent import (
+    NUMBER,
+    OneNodeCluster,
+    lease_of,
+    one_node_cluster,
+    share,
+)
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
+
+GPU = uuid_of(NodeName(NODE), 0)
+
+
+@pytest.fixture
+async def cluster(
+    driver_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[OneNodeCluster]:
+    assert driver_folder.is_dir()
+    monkeypatch.setenv(VARIABLE, "")  # the agent sets it
+    async with one_node_cluster("1xT4") as cluster:
+        cluster.changes |= {"gpu_driver_dir": cluster.root / "gpus", "mps": "private"}
+        try:
+            yield cluster
+        finally:
+            for directory in (cluster.root / "agent" / "mps").glob("*"):
+                ControlDaemon(pipes=directory / "pipe", logs=directory / "log").close()
+
+
+async def run(cluster: OneNodeCluster, name: str, cores: int = 30, slot: int = 0) -> Lease:
+    created = cluster.node.create(pod(name, limits={NUMBER: 1}))["metadata"]
+    held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+    part = share(cores_percent=cores, slot=slot, fence=slot + 1, **held)
+    lease = cluster.ledger.grant(lease_of(created["uid"], part, name=name))
+    await cluster.node.phase(name, "Running")
+    return lease
+
+
+def control(cluster: OneNodeCluster, lease: Lease) -> ControlDaemon:
+    directory = cluster.root / "agent" / "mps" / daemon_name(lease.pod, "main")
+    return ControlDaemon(pipes=directory / "pipe", logs=directory / "log")
+
+
+def program(cluster: OneNodeCluster, driver_folder: Path, name: str) -> GpuLoad:
+    """Start a program in a container of the node, as its kubelet does."""
+    state = cluster.root / "gpus" / STATE
+    container = cluster.node.container(name)
+    driver = GpuDriver(folder=driver_folder, state=state)
+    return driver.load(**environment(container, driver_folder, state))
+
+
+def mps_of(agent: NodeAgent) -> tuple[Mps, MpsDaemons]:
+    enforcer = agent.mps.enforcer
+    assert isinstance(enforcer.daemons, MpsDaemons)
+    return enforcer, enforcer.daemons
+
+
+async def test_it_is_off_and_says_so_unless_it_is_set(cluster: OneNodeCluster) -> None:
+    cluster.changes["mps"] = "off"
+    async with cluster.running() as agent:
+        [device] = agent.node.devices
+        reasons = {missing.name: missing.reason for missing in device.missing}
+
+        assert "mps" not in (*device.offer.memory, *device.offer.compute)
+        assert "not confirmed on a GPU yet" in reasons["mps"]
+        [gpu] = await agent.watcher.driver.discover()
+        enforcer = Mps(MpsDaemons(cluster.root / "mps"))
+        old = enforcer.missing(replace(gpu, driver="470.82"), SharingConfig())
+        exclusive = enforcer.missing(replace(gpu, exclusive_process=True), SharingConfig())
+        assert "R495" in old
+        assert "compute mode is not Default" in exclusive
+
+
+async def test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_limits(
+    cluster: OneNodeCluster, driver_folder: Path
+) -> None:
+    async with cluster.running() as agent:
+        [device] = agent.node.devices
+        assert device.offer.memory[0] == device.offer.compute[0] == "mps"
+        one = await run(cluster, "one")
+        two = await run(cluster, "two", cores=60, slot=1)
+        assert cluster.env("one")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=1000M"
+        assert control(cluster, one).do("get_default_active_thread_percentage") == "30.0"
+        assert control(cluster, two).do("get_default_active_thread_percentage") == "60.0"
+        load = program(cluster, driver_folder, "one")
+        try:
+            assert load.fits("700m")
+            assert not load.fits("100m")  # its context takes 256 MiB
+            await until(lambda: control(cluster, one).clients == [load.pid])
+            assert not control(cluster, two).clients
+            await agent.usage.audit.audit()
+            assert not agent.usage.audit.violations
+            read = agent.usage.audit.read[one.pod, "main", GPU]
+            assert (read.memory_bytes, read.cores_percent) == (1000 << 20, 30)
+        finally:
+            load.kill()
+        await cluster.release(one)
+        await cluster.delete_pod("one")
+        enforcer, daemons = mps_of(agent)
+        await enforcer.end({two.pod}, set())
+        assert len(await daemons.list()) == 2, "one that has just been started stays"
+        for started in await daemons.list():
+            if started.target.holder == one.pod:
+                await daemons.stop(started.target, fence=started.fence)
+        assert not control(cluster, one).pipes.exists()
+
+
+async def test_no_container_starts_while_its_daemon_does_not_have_its_limits(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        entry = agent.checkpoint.entries[0]
+        other = control(cluster, lease)
+        other.do("quit")
+        other.fail(ignores_limits=True)
+        await until(lambda: not (other.pipes / "control").exists())
+        other.start()  # by itself, without limits, and it keeps none
+        assert other.do("get_default_active_thread_percentage") == "100.0"
+
+        await agent.node.enforcers.prepare(entry, starting=True)
+
+        assert other.do("get_default_active_thread_percentage") == "30.0", "it was replaced"
+        other.fail()
+        other.do("set_default_active_thread_percentage 90")
+        other.fail(ignores_limits=True)
+        with pytest.raises(UnavailableError, match="90 % of the cores"):
+            await agent.node.enforcers.prepare(entry, starting=True)
+        await agent.usage.audit.audit()
+        [violation] = agent.usage.audit.violations
+        assert violation.reason is ViolationReason.LIMIT_DIFFERS
+        other.fail()
+        await agent.usage.audit.audit()
+        await agent.usage.audit.audit()
+        assert not agent.usage.audit.violations
+
+
+async def test_a_daemon_that_died_is_reported_and_runs_again_with_its_limits(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        _, daemons = mps_of(agent)
+        os.kill((await daemons.get(MpsTarget(lease.pod, "main"))).pid, signal.SIGKILL)
+
+        await agent.usage.audit.audit()
+
+        [violation] = agent.usage.audit.violations
+        assert violation.reason is ViolationReason.LIMIT_MISSING
+        assert "its daemon does not run" in violation.message
+        assert control(cluster, lease).do("get_default_active_thread_percentage") == "30.0"
+
+
+async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_the_grace_period(
+    cluster: OneNodeCluster, driver_folder: Path
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        load = program(cluster, driver_folder, "one")
+        try:
+            await until(lambda: control(cluster, lease).clients == [load.pid])
+            [listed] = await agent.node.kubelet.list_pods()
+            now = agent.node.clock.now()
+            watch = agent.mps
+
+            async def deleted() -> Any:
+                return (replace(listed, killed_at=now + 3600),)
+
+            agent.node.kubelet.list_pods = deleted  # type: ignore[method-assign]
+            await watch.drain_once()
+            assert control(cluster, lease).clients == [load.pid]
+
+            async def killed_soon() -> Any:
+                return (replace(listed, killed_at=agent.node.clock.now() + 0.1),)
+
+            agent.node.kubelet.list_pods = killed_soon  # type: ignore[method-assign]
+            await watch.drain_once()
+            await until(lambda: not control(cluster, lease).clients)  # its own loop may be at it
+            assert load.do("alloc 1m") == "error 810"
+        finally:
+            load.kill()
+
+
+async def test_a_wedged_server_closes_its_gpu_until_it_is_repaired_and_says_what_was_done(
+    cluster: OneNodeCluster, driver_folder: Path
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        load = program(cluster, driver_folder, "one")
+        enforcer, daemons = mps_of(agent)
+        try:
+            [server] = await until(lambda: control(cluster, lease).servers)
+            control(cluster, lease).fail(wedged=[server])
+            seen: list[str] = []
+            repair = daemons.repair
+
+            async def watched(target: MpsTarget) -> str:
+                seen.extend(agent.node.closed.values())
+                daemons.probe_s = 60.0  # on a busy machine
+                return await repair(target)
+
+            daemons.repair = watched  # type: ignore[method-assign]
+            await agent.mps.probe_once()
+
+            assert "MpsWedged" in seen[0]
+            assert not agent.node.closed
+            [finding] = enforcer.findings
+            assert finding.reason is ViolationReason.MPS_WEDGED
+            assert "started it again, and read its limits back" in finding.message
+            assert control(cluster, lease).do("get_default_active_thread_percentage") == "30.0"
+            await agent.mps.probe_once()
+            assert not enforcer.findings
+        finally:
+            load.kill()
+
+
+async def test_a_process_that_is_no_client_of_its_server_is_a_violation(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        enforcer, _ = mps_of(agent)
+        [listed] = await agent.node.kubelet.list_pods()
+        container_id = next(iter(listed.container_ids), "a" * 64)
+        shown = replace(listed, container_ids={container_id: "main"})
+        make_process(cluster, 71, lease.pod, container_id)
+        enforcer.proc = cluster.root / "proc"
+
+        async def sample() -> tuple[DeviceSample, ...]:
+            running = (GpuProcess(pid=71, memory_bytes=1), GpuProcess(pid=72, memory_bytes=1))
+            return (DeviceSample(device=GPU, index=0, model="T4", processes=running),)
+
+        async def pods() -> Any:
+            return (shown,)
+
+        enforcer.sample = sample
+        assert enforcer.listed is not None
+        enforcer.listed.list_pods = pods
+        enforcer.listed.read_at = 0.0
+
+        await agent.usage.audit.audit()
+
+        [violation] = agent.usage.audit.violations
+        assert violation.reason is ViolationReason.MPS_BYPASSED
+        assert "(PIDs 71 on the node)" in violation.message
+
+
+def make_process(cluster: OneNodeCluster, pid: int, uid: PodUid, container_id: str) -> None:
+    folder = cluster.root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "cgroup").write_text(f"0::/kubepods/pod{uid}/{container_id}\n")
+    (folder / "status").write_text("NSpid:\t1\n")
+    (folder / "stat").write_text(f"{pid} (x) S " + "0 " * 48)
+
+
+async def test_the_size_of_a_running_container_does_not_change(cluster: OneNodeCluster) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        larger = lease_of(
+            lease.pod,
+            replace_share(lease, memory_mib=2000),
+            name="one",
+            version=lease.version + 1,
+            resized_at=lease.created_at + 9,
+        )
+
+        reply = await agent.update_limits(LimitsRequest(node=NodeName(NODE), lease=larger))
+
+        assert not reply.applied
+        assert "create the pod again" in reply.reason
+        assert control(cluster, lease).do(f"get_default_device_pinned_mem_limit {GPU}") == "1000M"
+
+
+def replace_share(lease: Lease, **changes: Any) -> Any:
+    held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+    return share(**({"cores_percent": 30, "slot": 0, "fence": 1} | held | changes))
