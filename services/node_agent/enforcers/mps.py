@@ -113,6 +113,7 @@ class Mps(Enforcer):
         self.listed = None if list_pods is None else ListedPods(list_pods)
         self.sample = sample
         self.proc = proc
+        self.young_s = YOUNG_S
         self.missing_reason_of_node = NOT_TRIED
         self.wedged: dict[MpsTarget, Mapping[DeviceUuid, str]] = {}
         """The devices of each server whose clients hang, and since when."""
@@ -225,7 +226,7 @@ class Mps(Enforcer):
             return
         for started in daemons:
             target = started.target
-            if target.holder in live or time.time() < started.started_at + YOUNG_S:
+            if target.holder in live or time.time() < started.started_at + self.young_s:
                 continue
             self.repairs.pop(target, None)
             self.wedged.pop(target, None)

@@ -104,6 +104,8 @@ async def test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_
     async with cluster.running() as agent:
         [device] = agent.node.devices
         assert device.offer.memory[0] == device.offer.compute[0] == "mps"
+        enforcer, daemons = mps_of(agent)
+        enforcer.young_s = 3600.0
         one = await run(cluster, "one")
         two = await run(cluster, "two", cores=60, slot=1)
         assert cluster.env("one")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=1000M"
@@ -123,12 +125,11 @@ async def test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_
             load.kill()
         await cluster.release(one)
         await cluster.delete_pod("one")
-        enforcer, daemons = mps_of(agent)
         await enforcer.end({two.pod}, set())
         assert len(await daemons.list()) == 2, "one that has just been started stays"
-        for started in await daemons.list():
-            if started.target.holder == one.pod:
-                await daemons.stop(started.target, fence=started.fence)
+        enforcer.young_s = 0.0
+        await enforcer.end({two.pod}, set())
+        assert [started.target.holder for started in await daemons.list()] == [two.pod]
         assert not control(cluster, one).pipes.exists()
 
 
