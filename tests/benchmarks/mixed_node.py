@@ -157,11 +157,13 @@ async def warm_up(node: PlacedNode) -> None:
 def report(node: PlacedNode, pods: int) -> None:
     kinds = Counter(node.judged.values())
     counts = ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
-    starts_ms = [1000 * start_s for start_s in node.start_s]
+    starts_ms = [1000 * start_s for start_s in node.start_s.values()]
+    slowest = sorted(node.start_s, key=node.start_s.__getitem__)[-5:]
     median_ms, p99_ms = (quantile(starts_ms, share) for share in (0.5, 0.99))
     print(f"{pods} pods ran within {node.lasted_s:.1f} s: {60 * pods / node.lasted_s:.0f} a minute")
     print(f"judged while they ran: {len(node.judged)} ({counts})")
     print(f"created to started: median {median_ms:.0f} ms, p99 {p99_ms:.0f} ms")
+    print(f"slowest: {', '.join(f'{name} {node.start_s[name]:.1f} s' for name in slowest)}")
     print(f"limits that differ from their leases: {len(node.wrong)}")
     for text in node.wrong[:20]:
         print(f"  {text}")

@@ -55,7 +55,8 @@ class JudgedNode:
     judged: dict[str, str] = field(default_factory=dict)
     """The kind of each pod whose limits were judged, by its name."""
     wrong: list[str] = field(default_factory=list)
-    start_s: list[float] = field(default_factory=list)
+    start_s: dict[str, float] = field(default_factory=dict)
+    """From the creation of a pod until it ran, by its name."""
     lasted_s: float = 0.0
     """From the start until the last pod ran."""
 
@@ -86,7 +87,7 @@ class JudgedNode:
         began = time.monotonic()
         await self.create(name, kind, slot, memory_mib)
         await self.reached(name, "Running", *ENDED)
-        self.start_s.append(time.monotonic() - began)
+        self.start_s[name] = time.monotonic() - began
         status = await self.reached(name, *ENDED)
         if status["phase"] == "Failed":
             self.wrong.append(f"{name} failed: {status}")
