@@ -10,6 +10,7 @@ from services.api.aggregated.front_proxy import FrontProxy, Registration, read_f
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
 from services.api.http.http_server import HttpServer
+from services.api.http.pod_objects import PodObjects
 from services.api.http.read_api import ReadApi
 from services.api.reports.legacy_metrics import SchedulerMetrics
 from services.api.reports.prometheus import Prometheus
@@ -72,7 +73,7 @@ async def serve_api(settings: ApiSettings) -> None:
             read_version=kube.date if kube else None,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
-        api = _read_api(settings, service, ledger.part(Budgets), bus)
+        api = _read_api(settings, service, ledger.part(Budgets), bus, PodObjects(kube))
         server = HttpServer(api, authenticator)
         tls = settings.serving_files
         context = tls.current_context if tls else None
@@ -103,7 +104,9 @@ async def serve_api(settings: ApiSettings) -> None:
         )
 
 
-def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus: Bus) -> ReadApi:
+def _read_api(
+    settings: ApiSettings, service: ApiService, budgets: Budgets, bus: Bus, pods: PodObjects
+) -> ReadApi:
     return ReadApi(
         service,
         budgets,
@@ -117,6 +120,7 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
         trace_url=settings.trace_url,
         prices=PriceFile(settings.prices),
         spans=settings.trace_dir,
+        pods=pods,
     )
 
 

@@ -340,6 +340,21 @@ class Doctor(LedgerArguments):
     nats_url: str = argument("", "NATS (default: that of the agent)", schemes=NATS_SCHEMES)
 
 
+@command("bundle", "bundle.command:bundle", "", "--out bundle.tar.gz --names")
+class Bundle(ClusterArguments):
+    """Write what support needs into one file: objects, settings, versions, recent events.
+
+    It has no Secrets, variables, arguments or tokens, and other names in place of those of your
+    namespaces, pods, nodes, images and users. Its README.txt has the commands that load its nodes
+    and pods into a simulated cluster. What your account may not read is left out.
+    """
+
+    out: Path | None = argument(
+        None, "the file", metavar="FILE", env="leasehold-bundle-TIME.tar.gz here", read=absolute
+    )
+    names: bool = argument(False, "keep the names of namespaces, pods, nodes, images and users")
+
+
 @command(
     "budget",
     "admin.budget:budget",

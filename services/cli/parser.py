@@ -40,8 +40,8 @@ GROUPS = {
     "See what runs and what waits": ("gpus", "ps", "top", "explain", "trace", "preemptions"),
     "GPU time and plans": ("budget", "report", "what-if", "defrag", "migrate"),
     "Operate": (
-        *("resize", "cordon", "uncordon", "doctor", "audit", "credentials", "node-keys"),
-        "topology",
+        *("resize", "cordon", "uncordon", "doctor", "audit", "bundle", "credentials"),
+        *("node-keys", "topology"),
     ),
     "On this machine": ("up", "status", "down", "sim", "version", "completion", "help"),
 }

@@ -69,6 +69,10 @@ class Viewer(Protocol):
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool: ...
 
+    async def may_list_events(self, namespace: Namespace) -> bool:
+        """Of a namespace that it may see."""
+        ...
+
 
 class Authenticator(Protocol):
     @property
@@ -103,6 +107,9 @@ class ScopedViewer:
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
         return self.changes
+
+    async def may_list_events(self, namespace: Namespace) -> bool:
+        return True
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         if EVERYTHING in self.scopes:
@@ -246,6 +253,10 @@ class KubernetesViewer:
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
         """Review whether the user may `patch pods/resize`, as the API server requires it."""
         return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
+
+    async def may_list_events(self, namespace: Namespace) -> bool:
+        events = {"resource": "events", "version": "v1"}
+        return await self.authenticator.may(self.user, verb="list", namespace=namespace, **events)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Review for all namespaces at once, then for each."""

@@ -4,18 +4,18 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from services.api.api_call import ApiCall, RouteTable
 from services.api.http.first_pod import first_pod
+from services.api.http.histories import PERIOD, RANGE, HistorySource, history_view
+from services.api.http.pod_objects import PodObjects
 from services.api.http.tried_pods import tried_pods
 from services.api.projection.lease_views import balances, budget_view, uncharged_minutes
 from services.api.projection.page_views import (
@@ -28,6 +28,7 @@ from services.api.projection.page_views import (
     NamespaceView,
     NodeView,
 )
+from services.api.projection.pod_object import PodObjectView
 from services.api.projection.visible_cluster import (
     StateView,
     VisibleCluster,
@@ -36,20 +37,15 @@ from services.api.projection.visible_cluster import (
 )
 from services.api.reports.costs import ALLOCATION, AllocationReply, allocation_report, cost_report
 from services.api.reports.history import (
-    ALL_CORES,
     CLUSTER,
     DEVICE,
-    MEASURED,
     NAMESPACE,
     NODE,
     POD,
-    HistoryRange,
-    RecordedValues,
     Subject,
     budget_history,
-    history_columns,
-    range_of,
 )
+from services.api.reports.pod_costs import cost_of_finished, cost_of_lease
 from services.api.reports.showback import GROUPS, EntryRange, add_up, entry_json, showback_view
 from services.api.service import ApiService
 from shared.credentials.authorization import AccessDeniedError
@@ -74,9 +70,9 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import DAY_S
 from shared.model.views.budgets import BudgetsView, IdleView, ReportView
 from shared.model.views.gpus import DeviceDetails, DeviceView, GpusView, NodeDevices
-from shared.model.views.leases import LeasesView
+from shared.model.views.leases import LeasesView, LeaseView
 from shared.model.views.orders import GrantOrder, GrantView, ResizeOrder, ResizeView, VersionView
-from shared.model.views.pods import PodView, SpanView, TraceView
+from shared.model.views.pods import PodCost, PodView, SpanView, TraceView
 from shared.model.views.preemptions import DryRunView, PlacingView, PreemptionsView
 from shared.nats.bus import Bus
 from shared.placing.starts import start_without_plan, waiting_units, with_claims
@@ -99,19 +95,9 @@ OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
 ENTRIES_PER_PAGE = 1000
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
-RANGE = {"range": "1h, 1d (the default) or 7d; without Prometheus, the last hour at most"}
-PERIOD = {"from": "RFC 3339", "to": "RFC 3339, exclusive"}
 ROUTES = RouteTable()
 MOST_CHARGES = 5000
 """From which a budget's chart is made."""
-
-
-class HistorySource(Protocol):
-    name: str
-    longest: HistoryRange
-
-    async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
-        """Raises UnavailableError if the values cannot be read."""
 
 
 class ReadApi:
@@ -128,6 +114,7 @@ class ReadApi:
         trace_url: str = "",
         spans: Path | None = None,
         prices: PriceFile | None = None,
+        pods: PodObjects | None = None,
     ) -> None:
         self.service = service
         self.budgets = budgets
@@ -138,6 +125,7 @@ class ReadApi:
         self.trace_url = trace_url
         self.spans = spans
         self.prices = prices or PriceFile()
+        self.pods = pods or PodObjects(None)
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
         return self.service.cluster(call.visible, call.number("idle_after_s"))
@@ -172,6 +160,9 @@ class ReadApi:
     @ROUTES.at("/api/v1/leases/{pod}", IDLE, needs_sync=True)
     async def lease(self, call: ApiCall) -> PodView:
         """Return one pod's lease, or why it is waiting, and its trace."""
+        return structs.replace(await self._pod(call), has_object=self.pods.is_available)
+
+    async def _pod(self, call: ApiCall) -> PodView:
         pod = PodUid(call.path["pod"])
         lease = self.service.projection.lease_of(pod)
         trace = await self._trace(lease.pod if lease else pod)
@@ -179,7 +170,9 @@ class ReadApi:
         if view is not None and view.waiting and not view.waiting.start:
             waiting = structs.replace(view.waiting, no_end=await self._no_end(pod, call))
             return structs.replace(view, waiting=waiting)
-        if view is not None and (view.lease or view.waiting):
+        if view is not None and view.lease:
+            return structs.replace(view, cost=self._cost_of(view.lease))
+        if view is not None and view.waiting:
             return view
         now = self.service.clock.now()
         finished = self.service.history.finished_pod(pod, now)
@@ -190,12 +183,21 @@ class ReadApi:
                 namespace=finished.namespace,
                 name=finished.name,
                 finished=finished,
+                cost=cost_of_finished(
+                    finished, self.service.projection.devices, self.prices.read()
+                ),
                 trace=trace,
             )
         if view is None:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
         return view
+
+    def _cost_of(self, lease: LeaseView) -> PodCost:
+        projection = self.service.projection
+        now = self.service.clock.now()
+        prices = self.prices.read()
+        return cost_of_lease(lease, projection.devices, projection.hardware, prices, now)
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
         """Return for which leases without a known end a pod or its gang waits, or an empty text."""
@@ -221,6 +223,11 @@ class ReadApi:
                             await stack.enter_async_context(self._trial_of(call))
                         return await asyncio.to_thread(trial)
         return ""
+
+    @ROUTES.at("/api/v1/pods/{namespace}/{pod}")
+    async def pod_object(self, call: ApiCall) -> PodObjectView:
+        """Return a pod as the API server has it, and its Events; variables have no values."""
+        return await self.pods.read(call, Namespace(call.path["namespace"]), call.path["pod"])
 
     @ROUTES.at("/api/v1/traces/{namespace}/{pod}", needs_sync=True)
     async def trace(self, call: ApiCall) -> TraceView:
@@ -281,23 +288,8 @@ class ReadApi:
     async def _history(
         self, call: ApiCall, subject: Subject, devices: Sequence[DeviceView] = ()
     ) -> HistoryView:
-        """Leave out measured amounts of devices unless the viewer sees everything."""
-        requested = range_of(call.query.get("range", ""))
-        within = min(requested, self.histories.longest, key=lambda within: within.span_s)
-        of = replace(subject, devices=tuple(view.uuid for view in devices))
-        recorded = await self.histories.read(of, within, self.service.clock.now())
-        at, columns, waiting = history_columns(recorded, within)
-        hidden = MEASURED if devices and call.visible is not all_namespaces else ()
-        shown: Any = {name: values for name, values in columns.items() if name not in hidden}
-        return HistoryView(
-            range=within.name,
-            source=self.histories.name,
-            memory_capacity=sum(view.memory_mib for view in devices) if devices else None,
-            cores_capacity=ALL_CORES * len(devices) if devices else None,
-            at=at,
-            waiting=waiting if subject.kind == CLUSTER else UNSET,
-            **shown,
-        )
+        now = self.service.clock.now()
+        return await history_view(call, self.histories, subject, now=now, devices=devices)
 
     def _node(self, call: ApiCall) -> NodeView:
         view = self.service.projection.nodes.get(NodeName(call.path["node"]))
@@ -514,10 +506,10 @@ class ReadApi:
         may = await call.viewer.may_resize(lease.namespace, name)
         self._require(call, "patch pods/resize", lease.namespace, may=may)
         order = call.decode(ResizeOrder)
+        actor = call.viewer.name[:MAX_ACTOR]
+        request = ResizeRequest(pod=pod, actor=actor, **structs.asdict(order))
         try:
-            reply = await self.bus.request(
-                ResizeRequest(pod=pod, **structs.asdict(order)), ResizeReply, timeout_s=RESIZE_S
-            )
+            reply = await self.bus.request(request, ResizeReply, timeout_s=RESIZE_S)
         except UnavailableError as error:
             raise UnavailableError(
                 f"no reply from a binder ({error}); the outcome is unknown: see `leasehold ps`, or "

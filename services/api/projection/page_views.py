@@ -130,6 +130,9 @@ class HistoryView(View, frozen=True, kw_only=True):
     """
 
     range: str
+    """`period` if it has a beginning of its own."""
+    start: float
+    end: float
     source: str
     """`memory`, or `prometheus`."""
     memory_capacity: int | None = None

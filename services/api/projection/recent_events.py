@@ -338,7 +338,8 @@ def _text(event: PodEvent) -> str:
                 before.memory_mib != after.memory_mib,
                 before.cores_percent != after.cores_percent,
             )
-            return f"{event.container}: {', '.join(compress(amounts, changes))}"
+            by = f", by {event.actor}" if event.actor else ""
+            return f"{event.container}: {', '.join(compress(amounts, changes))}{by}"
         case PodTerminated():
             return event.phase
         case _:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import ceil
 
 from services.api.projection.lease_views import by_pod, is_idle
 from services.api.projection.page_views import BudgetHistory, BudgetPoint, Column
@@ -16,6 +17,7 @@ from shared.model.budgets.weights import milli_gpu_of
 from shared.model.devices.device import Hardware
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
+from shared.model.quantity import DAY_S
 from shared.model.views.gpus import DeviceView, HeldShare
 
 BUDGET_POINTS = 60
@@ -59,6 +61,11 @@ RANGES = (
 )
 
 
+PERIOD = "period"
+PERIOD_POINTS = 150
+LONGEST_PERIOD_S = 400 * DAY_S
+
+
 def range_of(name: str) -> HistoryRange:
     """Return a range by its name, or a day. Raises RequestError for an unknown name."""
     chosen = next(
@@ -68,6 +75,15 @@ def range_of(name: str) -> HistoryRange:
         names = ", ".join(recorded_range.name for recorded_range in RANGES)
         raise RequestError(f"range={name} is not one of {names}")
     return chosen
+
+
+def period_of(start: float, end: float) -> HistoryRange:
+    """Return a range without a name, of about 150 points. Raises RequestError if it is none."""
+    span_s = end - start
+    if not 0 < span_s <= LONGEST_PERIOD_S:
+        raise RequestError("from must be before to and before now, by 400 days at most")
+    step_s = max(RANGES[0].step_s, ceil(span_s / PERIOD_POINTS))
+    return HistoryRange(PERIOD, span_s, step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ class RecentHistory:
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
         begin = sum(at <= now - within.span_s for at in self._at)
-        rows = slice(begin, None)
+        rows = slice(begin, sum(at <= now for at in self._at))
         columns = self._kinds[subject.kind].read(subject.name, rows)
         if subject.kind == DEVICE:
             columns |= self._kinds[HARDWARE].read(subject.name, rows)

@@ -23,6 +23,8 @@ const STEPS = [
 ];
 export const RANGE_S = { "1h": HOUR, "1d": DAY, "7d": 7 * DAY };
 export const RANGES = { "1h": "1 h", "1d": "1 d", "7d": "7 d" };
+const EVENING = 20;
+const MORNING = 8;
 let loading = null;
 
 function loadLibrary() {
@@ -39,9 +41,10 @@ function loadLibrary() {
   return loading;
 }
 
-/** The choice of a range, in the URL as `range`. */
+/** The choice of a range, in the URL as `range`, or of a period, there as `from` and `to`. */
 export function rangeChoice(params, setParams) {
-  const current = rangeOf(params);
+  const period = periodOf(params);
+  const current = period ? "" : rangeOf(params);
   return el(
     "div",
     { class: "ranges", role: "group", "aria-label": "Range" },
@@ -52,12 +55,111 @@ export function rangeChoice(params, setParams) {
           type: "button",
           "aria-pressed": `${range === current}`,
           "data-key": `range-${range}`,
-          onclick: () => setParams({ range: range === "1d" ? "" : range }),
+          onclick: () => setParams({ range: range === "1d" ? "" : range, from: "", to: "" }),
         },
         text,
       ),
     ),
+    ...periodChoice(period, setParams),
   );
+}
+
+/** A button and the form that it opens: two instants of this computer's clock. */
+function periodChoice(period, setParams) {
+  const apply = (from, to) =>
+    setParams({ range: "", from: from.toISOString(), to: to.toISOString() });
+  const night = lastNight();
+  const input = (name, at) =>
+    el("input", { type: "datetime-local", name, required: true, step: "60", value: localTime(at) });
+  const form = el(
+    "form",
+    {
+      popover: "auto",
+      id: "period",
+      class: "menu period",
+      "aria-label": "Period",
+      onsubmit: (event) => {
+        event.preventDefault();
+        const { from, to } = form.elements;
+        const isLater = new Date(to.value) > new Date(from.value);
+        to.setCustomValidity(isLater ? "" : "Choose a time after the beginning.");
+        if (form.reportValidity()) apply(new Date(from.value), new Date(to.value));
+      },
+      oninput: () => form.elements.to.setCustomValidity(""),
+    },
+    el("label", {}, "From", input("from", period?.from ?? night[0])),
+    el("label", {}, "To", input("to", period?.to ?? night[1])),
+    el("button", {}, "Show"),
+    el("button", { type: "button", class: "small", onclick: () => apply(...night) }, "Last night"),
+  );
+  const button = el(
+    "button",
+    {
+      type: "button",
+      "aria-pressed": `${Boolean(period)}`,
+      "aria-haspopup": "true",
+      "data-key": "range-period",
+      popovertarget: form.id,
+    },
+    period ? `${shortTime(period.from)} – ${shortTime(period.to)}` : "Period",
+  );
+  form.addEventListener("beforetoggle", () => {
+    const box = button.getBoundingClientRect();
+    form.style.left = `${Math.max(Math.min(box.left, innerWidth - 296), 8)}px`;
+    form.style.top = `${box.bottom + 4}px`;
+  });
+  return [button, form];
+}
+
+/** From yesterday evening until this morning, or until now. */
+function lastNight() {
+  const from = new Date();
+  from.setDate(from.getDate() - 1);
+  from.setHours(EVENING, 0, 0, 0);
+  const to = new Date();
+  to.setHours(MORNING, 0, 0, 0);
+  return [from, to > new Date() ? new Date() : to];
+}
+
+/** An instant as the value of an input. */
+function localTime(at) {
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+}
+
+function shortTime(at) {
+  return at.toLocaleString("en-GB", {
+    day: "numeric",
+    month: "short",
+    hour: "2-digit",
+    minute: "2-digit",
+  });
+}
+
+/** The period in the URL, or null if there is none. */
+export function periodOf(params) {
+  const [from, to] = ["from", "to"].map((name) => new Date(params.get(name) ?? ""));
+  return from < to ? { from, to } : null;
+}
+
+/** The range or the period in the URL, as parameters of the API. */
+export function rangeQuery(params) {
+  const period = periodOf(params);
+  return period
+    ? `from=${period.from.toISOString()}&to=${period.to.toISOString()}`
+    : `range=${rangeOf(params)}`;
+}
+
+/** The range or the period in the URL as two instants, RFC 3339; the second is empty for now. */
+export function instantsOf(params, now) {
+  const period = periodOf(params);
+  return period
+    ? [period.from.toISOString(), period.to.toISOString()]
+    : [new Date((now - RANGE_S[rangeOf(params)]) * 1000).toISOString(), ""];
+}
+
+/** What the range or the period is called after `in`. */
+export function rangeText(params) {
+  return periodOf(params) ? "this period" : RANGES[rangeOf(params)];
 }
 
 export function rangeOf(params) {

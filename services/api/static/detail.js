@@ -89,15 +89,16 @@ export class Detail {
 
 /** The pods of one node, GPU or namespace: those with a lease, and those that have ended within a day. */
 export class PodsOf {
-  constructor(app, query, isOne) {
+  constructor(app, query, isOne, { device = "", title = "Pods" } = {}) {
     this.app = app;
+    this.device = device;
     this.query = query;
     this.isOne = isOne;
     this.ended = [];
-    this.table = podTable(app, "Pods");
+    this.table = podTable(app, title);
     this.empty = el("p", { class: "nothing" }, "None.");
     this.root = panel(
-      "Pods",
+      title,
       { wide: true, aside: el("a", { href: url("pods", null, query) }, "Filter them") },
       this.empty,
       this.table.root,
@@ -110,7 +111,7 @@ export class PodsOf {
   }
 
   async load() {
-    this.ended = await loadEnded(this.query);
+    this.ended = await loadEnded(this.query, this.device);
     this.draw();
   }
 

@@ -44,6 +44,13 @@ export class FilterBar {
     );
   }
 
+  /** Add a button that saves what a table shows. */
+  offerCsv(table, name) {
+    this.root.append(
+      el("button", { type: "button", class: "small", onclick: () => table.download(name) }, "CSV"),
+    );
+  }
+
   draw(filter, items, shownCount) {
     this.filter = filter;
     this.items = items;

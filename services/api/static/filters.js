@@ -22,6 +22,12 @@ const KINDS = {
     namespace: (device) => device.shares.map((share) => share.namespace).filter(Boolean),
     state: (device, store) => statesOf(device, store.closedReason(device)),
   },
+  nodes: {
+    text: (node) => [node.node, node.state, ...node.models],
+    node: (node) => [node.node],
+    model: (node) => node.models,
+    state: (node) => [node.state],
+  },
   pods: {
     text: (pod) => [`${pod.namespace}/${pod.name}`, pod.node, pod.pod, pod.state, ...pod.models],
     node: (pod) => [pod.node],

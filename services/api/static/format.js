@@ -38,6 +38,11 @@ export function gpuHours(hours) {
   return hours && hours < 1 ? `${short(hours * 60)} GPU-min` : `${short(hours)} GPU-h`;
 }
 
+/** An amount of money, with more decimals where it is small. */
+export function money(amount, currency) {
+  return `${Number(amount).toFixed(Math.abs(amount) < 1 ? 4 : 2)} ${currency}`;
+}
+
 export function latency(seconds) {
   if (seconds === null) return "";
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;

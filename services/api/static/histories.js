@@ -1,5 +1,5 @@
 // What the API keeps about the past, as charts: of the cluster, a node, a GPU, a namespace or a pod.
-import { Chart, RANGE_S, rangeChoice, rangeOf } from "./chart.js";
+import { Chart, RANGE_S, rangeChoice, rangeQuery } from "./chart.js";
 import { el, fetchJson, replaceKeepingFocus } from "./dom.js";
 
 const REFRESH_MS = 30_000;
@@ -38,7 +38,7 @@ export class Histories {
 
   /** Follow the range in the URL. */
   update() {
-    const range = rangeOf(this.app.params());
+    const range = rangeQuery(this.app.params());
     if (range === this.range) return;
     this.range = range;
     replaceKeepingFocus(this.choice, [rangeChoice(this.app.params(), this.app.setParams)]);
@@ -48,20 +48,19 @@ export class Histories {
   async load() {
     const { range } = this;
     try {
-      const history = await fetchJson(`${this.path}?range=${range}`);
+      const history = await fetchJson(`${this.path}?${range}`);
       if (range !== this.range) return;
       this.history = history;
-      this.problem.textContent =
-        history.range === range
-          ? ""
-          : "The last hour: for more, the API needs the setting --prometheus-url.";
+      const isPeriod = history.range === "period";
+      this.problem.textContent = this.missingText(history, isPeriod);
       const given = this.chartsOf(history);
       for (const [at, chart] of this.charts.entries()) {
         chart.root.parentNode.hidden = !given[at];
         if (given[at])
           await chart.draw({
             at: history.at,
-            start: history.at.at(-1) - RANGE_S[history.range],
+            start: isPeriod ? history.start : history.at.at(-1) - RANGE_S[history.range],
+            end: isPeriod ? history.end : undefined,
             ...given[at],
           });
       }
@@ -70,6 +69,15 @@ export class Histories {
       if (range === this.range)
         this.problem.textContent = `The history could not be loaded: ${error.message}`;
     }
+  }
+
+  /** Why less is shown than was chosen; empty: all is. */
+  missingText({ source, range, start, at }, isPeriod) {
+    const hour = this.app.store.now() - RANGE_S["1h"];
+    const isShort = isPeriod ? start < hour - 60 : this.range !== `range=${range}`;
+    if (source === "memory" && isShort)
+      return "The last hour: for more, the API needs the setting --prometheus-url.";
+    return isPeriod && !at.length ? "Nothing is recorded of this period." : "";
   }
 }
 
@@ -88,4 +96,12 @@ export function amountChart(leased, used, divisor, unit) {
   const lines = [{ label: "Leased", colour: "leased", fill: "30", values: of(leased) }];
   if (used) lines.push({ label: "Used", colour: "used", fill: "50", values: of(used) });
   return { unit, highest: 1, lines };
+}
+
+/** What the leases of a pod or a namespace had and used over time. */
+export function leasedHistories(app, path) {
+  return new Histories(app, `/api/v1/${path}/history`, ["Memory", "Compute"], (history) => [
+    amountChart(history.memory, history.used_memory, 1024, "GiB"),
+    amountChart(history.cores, history.used_cores, 100, "GPUs"),
+  ]);
 }

@@ -194,6 +194,7 @@ export class NamespacesView extends List {
         },
         {
           id: "gpus",
+          csv: "milli_gpu",
           title: "GPUs leased",
           value: (one) => one.milli_gpu,
           text: (one) => short(one.milli_gpu / 1000),
@@ -208,6 +209,7 @@ export class NamespacesView extends List {
         },
         {
           id: "memory",
+          csv: "memory_mib",
           title: "Memory leased",
           value: (one) => one.memory_mib,
           text: (one) => mib(one.memory_mib),
@@ -241,6 +243,7 @@ export class NamespacesView extends List {
       },
     );
     super(app, "namespaces", "Namespaces", { noun: ["namespace"] }, table.root);
+    this.bar.offerCsv(table, "namespaces");
     this.table = table;
   }
 

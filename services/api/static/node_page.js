@@ -3,7 +3,7 @@ import { Detail, hardware, hardwareTable, PodsOf, shareItem } from "./detail.js"
 import { freeMib, lastingShares, measuredMib, model, reservationText } from "./devices.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { Fleet } from "./fleet.js";
-import { count, mib } from "./format.js";
+import { age, count, mib, when } from "./format.js";
 import { amountChart, Histories, percentChart } from "./histories.js";
 import { podLink } from "./lists.js";
 import { url } from "./route.js";
@@ -11,7 +11,7 @@ import { nodeClosedReason } from "./store.js";
 
 export class NodePage extends Detail {
   constructor(app, name) {
-    super(app, name, [["GPUs", url("gpus")]]);
+    super(app, name, [["Nodes", url("nodes")]]);
     this.title = name;
     this.fleet = new Fleet(app.store);
     this.fleet.map.id = "node-grid";
@@ -83,10 +83,20 @@ export class NodePage extends Detail {
   }
 }
 
+/** The device of a UUID, or of NODE/INDEX. */
+function deviceOf(store, id) {
+  const [node, index] = id.split("/");
+  return (
+    store.devices.get(id) ?? store.devicesOf(node).find((device) => `${device.index}` === index)
+  );
+}
+
 export class GpuPage extends Detail {
+  kinds = ["devices", "nodes", "events"];
+
   constructor(app, uuid) {
-    const device = app.store.devices.get(uuid);
-    super(app, uuid, [
+    const device = deviceOf(app.store, uuid);
+    super(app, device?.uuid ?? uuid, [
       ["GPUs", url("gpus")],
       ...(device ? [[device.node, url("node", device.node)]] : []),
     ]);
@@ -95,14 +105,28 @@ export class GpuPage extends Detail {
     this.hardware = this.part("Hardware");
     this.leases = this.part("Leases");
     this.commands = this.part("Commands");
-    const path = `/api/v1/devices/${encodeURIComponent(uuid)}/history`;
+    this.happened = this.part("What happened to it", { wide: true });
+    const path = `/api/v1/devices/${encodeURIComponent(this.id)}/history`;
     this.histories = new Histories(
       app,
       path,
       ["Memory", "Compute", "Temperature", "Power"],
-      (history) => gpuCharts(history, app.store.devices.get(uuid)),
+      (history) => gpuCharts(history, app.store.devices.get(this.id)),
     );
-    this.body.append(this.facts, this.hardware, this.leases, this.commands, this.histories.root);
+    this.pods = new PodsOf(app, { node: device?.node ?? "" }, () => false, {
+      device: this.id,
+      title: "Pods that had it within a day",
+    });
+    this.closing = [this.pods];
+    this.body.append(
+      this.facts,
+      this.hardware,
+      this.leases,
+      this.commands,
+      this.happened,
+      this.histories.root,
+      this.pods.root,
+    );
     this.poll();
   }
 
@@ -110,7 +134,7 @@ export class GpuPage extends Detail {
     this.found = await fetchJson(`/api/v1/devices/${encodeURIComponent(this.id)}`);
   }
 
-  draw() {
+  draw(kinds) {
     const { store } = this.app;
     const device = store.devices.get(this.id);
     if (!device) return this.head("This GPU no longer exists", "", "");
@@ -160,6 +184,44 @@ export class GpuPage extends Detail {
             ),
           )
         : el("p", { class: "nothing" }, "No lease."),
+    );
+    this.drawEvents(device);
+    if (kinds.has("reset") || kinds.has("devices")) this.pods.draw();
+  }
+
+  /** The beginnings and ends of its problems, and its Xid errors, the latest first. */
+  drawEvents(device) {
+    const name = `GPU ${device.index} of ${device.node}`;
+    const events = this.app.store.events
+      .filter((event) => event.name === name && !event.pod)
+      .map((event) => ({
+        at: event.at,
+        kind: event.kind,
+        text: `${event.text}${event.latency_s === null ? "" : `, after ${age(event.latency_s)}`}`,
+      }));
+    const xids = (this.found?.hardware?.xids ?? []).map((xid) => ({
+      at: xid.at,
+      kind: `Xid ${xid.number}`,
+      text: xid.meaning,
+    }));
+    const rows = [...events, ...xids].sort((one, two) => two.at - one.at);
+    this.happened.fill(
+      rows.length
+        ? el(
+            "ul",
+            { class: "plain" },
+            ...rows.map(({ at, kind, text }) =>
+              el(
+                "li",
+                {},
+                el("time", { class: "soft" }, when(at)),
+                " ",
+                el("b", { class: kind === "solved" ? "kind-good" : "kind-bad" }, kind),
+                text ? `: ${text}` : "",
+              ),
+            ),
+          )
+        : el("p", { class: "nothing" }, "No problem since the API and its agent started."),
     );
   }
 }

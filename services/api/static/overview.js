@@ -1,6 +1,6 @@
 // The overview: what the cluster has, leases, uses and wastes, what waits and why, and what needs a person.
 
-import { RANGE_S, RANGES, rangeOf } from "./chart.js";
+import { instantsOf, RANGES, rangeText } from "./chart.js";
 import { colourClass } from "./colours.js";
 import { faultText, totals } from "./devices.js";
 import { el, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
@@ -134,9 +134,9 @@ export class Overview {
   }
 
   async load() {
-    const seconds = RANGE_S[rangeOf(this.app.params())];
-    const from = new Date((this.app.store.now() - seconds) * 1000).toISOString();
-    const paths = [`showback?groupBy=namespace&from=${from}`, "idle?limit=6", `costs?from=${from}`];
+    const [from, to] = instantsOf(this.app.params(), this.app.store.now());
+    const period = to ? `from=${from}&to=${to}` : `from=${from}`;
+    const paths = [`showback?groupBy=namespace&${period}`, "idle?limit=6", `costs?${period}`];
     const [hours, idle, costs] = await Promise.all(
       paths.map((path) => fetchJson(`/api/v1/reports/${path}`).catch(() => null)),
     );
@@ -275,7 +275,7 @@ export class Overview {
     this.tiles.idle.draw(
       "Leased, but idle",
       amount ?? `${idle.length}`,
-      amount ? `${unit} in ${RANGES[this.histories.history.range]}, ${now}` : now,
+      amount ? `${unit} in ${this.idleRange()}, ${now}` : now,
       { href: url("pods", null, { state: "idle" }) },
     );
     const rows = this.idleReport?.pods.length
@@ -299,6 +299,13 @@ export class Overview {
         ? rows.map(({ pod, amount, text }) => bar(podLink(pod), amount, most, text))
         : [el("li", { class: "nothing" }, "No pod is idle.")],
     );
+  }
+
+  /** What the time is called of which idle GPU-hours are shown: without costs, that of the charts. */
+  idleRange() {
+    return this.costReport?.lines.length
+      ? rangeText(this.app.params())
+      : (RANGES[this.histories.history.range] ?? rangeText(this.app.params()));
   }
 
   drawHours() {

@@ -5,22 +5,42 @@ import { el, oncePerFrame, setAttribute, setText } from "./dom.js";
 import { Filter } from "./filters.js";
 import { age } from "./format.js";
 import { EventsView, GpusView, NamespacesView, WaitingView } from "./lists.js";
+import { NamespacePage } from "./namespace_page.js";
 import { GpuPage, NodePage } from "./node_page.js";
+import { NodesView, nodeRows, nodesWithGpus } from "./nodes.js";
 import { Overview } from "./overview.js";
-import { NamespacePage, PodPage } from "./pod_page.js";
+import { PodPage } from "./pod_page.js";
 import { currentRows, PodsView } from "./pods.js";
 import { parse, sharedParams, url } from "./route.js";
 import { Store } from "./store.js";
 import { WhatIfView } from "./what_if.js";
 
+/** Where a link leads to a view that there is not. */
+class UnknownView {
+  constructor() {
+    this.title = "No such page";
+    this.root = el(
+      "div",
+      { class: "page" },
+      el("h2", {}, "No such page"),
+      el("p", { class: "nothing" }, "This link has no view of that name."),
+      el("p", {}, el("a", { href: url("overview") }, "Overview")),
+    );
+  }
+
+  draw() {}
+}
+
 const VIEWS = {
   overview: Overview,
   gpus: GpusView,
+  nodes: NodesView,
   pods: PodsView,
   waiting: WaitingView,
   namespaces: NamespacesView,
   events: EventsView,
   whatif: WhatIfView,
+  unknown: UnknownView,
   node: NodePage,
   gpu: GpuPage,
   pod: PodPage,
@@ -29,18 +49,20 @@ const VIEWS = {
 const TABS = {
   overview: "Overview",
   gpus: "GPUs",
+  nodes: "Nodes",
   pods: "Pods",
   waiting: "Waiting",
   namespaces: "Namespaces",
   events: "Events",
 };
-const LISTED = ["gpus", "pods", "waiting", "namespaces"];
+const LISTED = ["gpus", "nodes", "pods", "waiting", "namespaces"];
 const TAB_OF = {
-  node: "gpus",
+  node: "nodes",
   gpu: "gpus",
   pod: "pods",
   namespace: "namespaces",
   whatif: "waiting",
+  unknown: "overview",
 };
 const TICK_MS = 1000;
 
@@ -262,6 +284,9 @@ class App {
       for (const one of [value].flat()) if (one) params.append(name, one);
     const items = {
       gpus: [...store.devices.values()],
+      nodes: Object.values(shared).some((value) => value?.length)
+        ? nodeRows(store)
+        : nodesWithGpus(store),
       pods: currentRows(store),
       waiting: store.waiting.pods,
       namespaces: store.namespaces,

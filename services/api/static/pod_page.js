@@ -1,11 +1,10 @@
-// The pages of a pod and of a namespace.
-import { Chart } from "./chart.js";
+// The page of a pod.
 import { colourClass } from "./colours.js";
-import { Detail, PodsOf, shareItem } from "./detail.js";
+import { Detail, shareItem } from "./detail.js";
 import { el, facts, fetchJson } from "./dom.js";
-import { age, clock, count, gpuHours, mib, short, when, words } from "./format.js";
-import { amountChart, Histories } from "./histories.js";
-import { waitingItem, waitingRows } from "./lists.js";
+import { age, clock, count, gpuHours, mib, money, percent, when, words } from "./format.js";
+import { leasedHistories } from "./histories.js";
+import { PodObject } from "./pod_object.js";
 import { url } from "./route.js";
 import { waterfall } from "./trace.js";
 
@@ -24,13 +23,25 @@ export class PodPage extends Detail {
     this.commands = this.part("Commands");
     this.trace = this.part("From its admission to its container", { wide: true });
     this.plan = this.part("What would be evicted for it");
-    this.body.append(this.why, this.facts, this.plan, this.shares, this.commands, this.trace);
+    this.object = new PodObject(this);
+    this.body.append(
+      this.why,
+      this.facts,
+      this.plan,
+      this.shares,
+      this.commands,
+      this.trace,
+      ...this.object.parts,
+    );
     for (const part of [this.why, this.plan, this.shares, this.trace]) part.hidden = true;
     this.poll();
   }
 
   async load() {
+    if (this.id.includes("/")) this.id = await uidOf(this.id);
     this.found = await fetchJson(`/api/v1/leases/${encodeURIComponent(this.id)}`);
+    // Not awaited: a slow API server does not delay the rest.
+    this.object.load(this.found).then(() => this.object.draw(this.app.store.now()));
   }
 
   /** Show which pods a preemption would evict, as a binder would plan it now. */
@@ -97,7 +108,13 @@ export class PodPage extends Detail {
         ...(waiting ? waitingFacts(waiting, this.app.store.now()) : {}),
         ...(pod.finished && !lease && !waiting ? finishedFacts(pod.finished) : {}),
         Gang: pod.gang ? gangText(pod.gang) : "",
+        ...costFacts(pod.cost),
         "Pod UID": pod.pod,
+        Link: el(
+          "a",
+          { href: `#/pod/${encodeURI(this.title)}`, "data-key": "link" },
+          `#/pod/${this.title}`,
+        ),
       }),
       ...(lease || waiting || pod.finished ? [] : [el("p", { class: "soft" }, "It has no lease.")]),
     );
@@ -138,6 +155,7 @@ export class PodPage extends Detail {
         : []),
     );
     this.showCommands(podCommands(pod, Boolean(waiting)));
+    this.object.draw(this.app.store.now());
     if (!this.histories && (lease || pod.finished)) {
       // a pod without a lease has none
       this.histories = leasedHistories(this.app, `leases/${encodeURIComponent(this.id)}`);
@@ -167,12 +185,32 @@ export class PodPage extends Detail {
   }
 }
 
-/** What the leases of a pod or a namespace had and used over time. */
-function leasedHistories(app, path) {
-  return new Histories(app, `/api/v1/${path}/history`, ["Memory", "Compute"], (history) => [
-    amountChart(history.memory, history.used_memory, 1024, "GiB"),
-    amountChart(history.cores, history.used_cores, 100, "GPUs"),
-  ]);
+/** The UID of the pod that has, or had last, a name of the form NAMESPACE/NAME. */
+async function uidOf(id) {
+  const [namespace, name] = id.split("/");
+  const query = new URLSearchParams({ namespace, name });
+  const { leases, waiting } = await fetchJson(`/api/v1/leases?${query}`);
+  const live = leases.find((lease) => !lease.claim) ?? waiting[0];
+  if (live) return live.pod;
+  const { pods } = await fetchJson(`/api/v1/finished?${query}`);
+  if (pods.length) return pods[0].pod;
+  const reason = `no pod ${id} that you may see has a lease, waits, or finished within a day`;
+  throw Object.assign(new Error(reason), { status: 404 });
+}
+
+/** What a pod costs and draws, and which part of its GPU time is idle. */
+function costFacts(cost) {
+  if (!cost) return {};
+  const { gpu_hours: hours, idle_gpu_hours: idle, currency, power_w: watts } = cost;
+  const hasPrice = cost.so_far !== null;
+  return {
+    "GPU time so far": gpuHours(hours),
+    Wasted: idle ? `${percent(idle, hours)} %: ${gpuHours(idle)} idle` : "",
+    Cost: hasPrice
+      ? `${money(cost.so_far, currency)}, ${money(cost.per_hour, currency)} per hour`
+      : "",
+    Power: watts === null ? "" : `${Math.round(watts)} W, its part of what its GPUs draw`,
+  };
 }
 
 function leaseFacts(lease, now) {
@@ -203,8 +241,6 @@ function finishedFacts(pod) {
     Reason: pod.reason,
     Leased: `${mib(pod.memory_mib)}, ${pod.cores_percent} % of the cores`,
     "Average use": used,
-    "GPU time": gpuHours(pod.gpu_hours),
-    "Idle GPU time": pod.idle_gpu_hours === null ? "" : gpuHours(pod.idle_gpu_hours),
   };
 }
 
@@ -276,141 +312,4 @@ function podCommands({ name, namespace }, waits) {
     "Its events": `kubectl describe pod ${pod}`,
     "Its trace": `kubectl leasehold trace ${pod}`,
   };
-}
-
-export class NamespacePage extends Detail {
-  constructor(app, name) {
-    super(app, name, [["Namespaces", url("namespaces")]]);
-    this.title = name;
-    this.facts = this.part("Namespace");
-    this.budget = this.part("Budget");
-    this.commands = this.part("Commands");
-    this.showCommands({
-      "Its pods and leases": `kubectl leasehold ps -n ${name}`,
-      "Its budget": `kubectl leasehold budget ${name}`,
-    });
-    this.waits = this.part("Waiting", { wide: true });
-    this.chart = new Chart("GPU-minutes used in this window");
-    this.window = this.part("GPU-minutes used in this window", { wide: true });
-    this.histories = leasedHistories(app, `namespaces/${encodeURIComponent(name)}`);
-    this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
-    this.closing = [this.chart, this.pods];
-    this.window.hidden = this.budget.hidden = this.waits.hidden = true;
-    this.body.append(
-      this.facts,
-      this.budget,
-      this.commands,
-      this.waits,
-      this.histories.root,
-      this.window,
-      this.pods.root,
-    );
-    this.poll();
-  }
-
-  async load() {
-    this.found = await fetchJson(`/api/v1/namespaces/${encodeURIComponent(this.id)}`);
-  }
-
-  draw(kinds) {
-    const { store } = this.app;
-    const namespace = store.namespaces.find((one) => one.namespace === this.id) ?? this.found;
-    if (!namespace) return this.head(this.id, this.gone ? "nothing leased" : "", "");
-    const { budget } = namespace;
-    const minutes = (amount) =>
-      amount === null
-        ? "no limit"
-        : budget.currency
-          ? `${(amount / 60).toFixed(2)} ${budget.currency}`
-          : `${amount.toFixed(1)} GPU-minutes`;
-    this.head(
-      this.id,
-      budget ? `budget ${budget.state}` : "",
-      { ok: "good", warning: "warn" }[budget?.state] ?? "bad",
-    );
-    this.facts.fill(
-      facts({
-        Leases: `${namespace.leases} on ${count(namespace.devices, "GPU")}`,
-        Memory: `${mib(namespace.memory_mib)} leased`,
-        GPUs: `${short(namespace.milli_gpu / 1000)} leased`,
-        Waiting: namespace.waiting ? count(namespace.waiting, "pod") : "",
-      }),
-    );
-    this.budget.fill(
-      ...(budget
-        ? [
-            facts({
-              Window: budget.window.split("+")[0],
-              Used: minutes(budget.used_minutes),
-              Remaining: minutes(budget.remaining_minutes),
-              "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} ${budget.currency ? `${budget.currency} per hour` : "GPUs"}`,
-              "Exhausted at": budget.exhausted_at ? when(budget.exhausted_at) : "",
-              "New pods": budget.new_pods,
-            }),
-          ]
-        : []),
-    );
-    const waiting = store.waiting.pods.filter((pod) => pod.namespace === this.id);
-    this.waits.fill(
-      ...(waiting.length
-        ? [
-            el(
-              "ol",
-              { class: "cards" },
-              ...waitingRows(waiting).map((row) => waitingItem(row, store.now(), true)),
-            ),
-          ]
-        : []),
-    );
-    this.drawBudget(budget);
-    if (kinds.has("reset") || kinds.has("devices")) this.pods.draw();
-  }
-
-  drawBudget(budget) {
-    const history = this.found?.budget_history;
-    if (!history) return;
-    if (this.window.hidden) this.window.fill(this.chart.root);
-    if (this.drawn === this.found) return;
-    this.drawn = this.found;
-    this.chart.draw(budgetChart(history, budget));
-  }
-}
-
-/** What is used, the limit, and how it goes on at the current rate. */
-function budgetChart(history, budget) {
-  const { points, limit_minutes: limit, end } = history;
-  const last = points.at(-1);
-  const until =
-    budget?.exhausted_at && limit !== null && budget.exhausted_at > last.at
-      ? Math.min(budget.exhausted_at, end ?? Infinity)
-      : null;
-  const at = [
-    ...points.map((point) => point.at),
-    ...(until ? [until] : []),
-    ...(end && end > (until ?? last.at) ? [end] : []),
-  ];
-  const column = (value) => at.map((instant, index) => value(instant, index));
-  /** @type {{label: string, colour: string, fill?: string, dashed?: boolean, values: any[]}[]} */
-  const lines = [
-    {
-      label: "Used",
-      colour: "used",
-      fill: "40",
-      values: column((_, index) => points[index]?.minutes ?? null),
-    },
-  ];
-  if (limit !== null)
-    lines.push({ label: "Limit", colour: "bad", dashed: true, values: column(() => limit) });
-  if (until) {
-    const rate = budget.current_rate_milli_gpu / 60000; // GPU-minutes per second
-    lines.push({
-      label: "At the current rate",
-      colour: "soft",
-      dashed: true,
-      values: column((instant) =>
-        instant >= last.at && instant <= until ? last.minutes + rate * (instant - last.at) : null,
-      ),
-    });
-  }
-  return { at, lines, unit: "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
 }

@@ -45,6 +45,7 @@ function columns(now) {
     { id: "gpu", title: "GPU", value: (pod) => pod.indices, text: (pod) => pod.indices },
     {
       id: "memory",
+      csv: "memory_mib",
       title: "Memory",
       value: (pod) => pod.memory,
       text: (pod) => (pod.memory === null ? "" : mib(pod.memory)),
@@ -53,6 +54,7 @@ function columns(now) {
     },
     {
       id: "used",
+      csv: "memory_used_percent",
       title: "Memory used",
       value: (pod) => used(pod.usedMemory, pod.memory),
       text: (pod) => usedText(pod.usedMemory, pod.memory),
@@ -60,6 +62,7 @@ function columns(now) {
     },
     {
       id: "gpus",
+      csv: "cores_percent",
       title: "GPUs",
       value: (pod) => pod.cores,
       text: (pod) => (pod.cores === null ? "" : gpus(pod.cores)),
@@ -69,6 +72,7 @@ function columns(now) {
     },
     {
       id: "busy",
+      csv: "cores_used_percent",
       title: "GPUs used",
       value: (pod) => used(pod.usedCores, pod.cores || 100),
       text: (pod) => usedText(pod.usedCores, pod.cores || 100),
@@ -76,8 +80,9 @@ function columns(now) {
     },
     {
       id: "age",
+      csv: "age_s",
       title: "Age",
-      value: (pod) => now() - pod.created,
+      value: (pod) => Math.round(now() - pod.created),
       text: (pod) => age((pod.ended ?? now()) - pod.created),
       end: true,
       phone: "below",
@@ -154,11 +159,11 @@ function endedRow(pod) {
   };
 }
 
-/** The pods of the last day that have ended; none where the API keeps none. */
-export async function loadEnded(query = {}) {
+/** The pods of the last day that have ended, of one device or all; none where the API keeps none. */
+export async function loadEnded(query = {}, device = "") {
   const params = new URLSearchParams(query);
   const found = await fetchJson(`/api/v1/finished?${params}`).catch(() => ({ pods: [] }));
-  return found.pods.map(endedRow);
+  return found.pods.filter((pod) => !device || pod.devices.includes(device)).map(endedRow);
 }
 
 export class PodsView {
@@ -169,6 +174,7 @@ export class PodsView {
     this.ended = [];
     this.bar = new FilterBar(app.setFilters, { noun: ["pod"] });
     this.table = podTable(app, "Pods");
+    this.bar.offerCsv(this.table, "pods");
     this.empty = el("div");
     this.root = el(
       "div",

@@ -1,14 +1,17 @@
 // The fragment of the page's URL: `#/VIEW/ID?FILTERS`. It holds all that a reload or a shared link must keep.
-const LISTS = ["overview", "gpus", "pods", "waiting", "namespaces", "events", "whatif"];
+// A pod is named by its UID or as NAMESPACE/NAME, a GPU by its UUID or as NODE/INDEX.
+const LISTS = ["overview", "gpus", "nodes", "pods", "waiting", "namespaces", "events", "whatif"];
 const DETAILS = ["node", "gpu", "pod", "namespace"];
 export const FACETS = ["node", "model", "namespace", "state"];
 
-/** Return the view, the ID and the filters of a fragment; an unknown one is the overview. */
+/** Return the view, the ID and the filters of a fragment; without one, the overview. */
 export function parse(hash) {
   const [, view, id, query = ""] = /^#\/([a-z]+)(?:\/([^?]*))?(?:\?(.*))?$/.exec(hash) ?? [];
   const params = new URLSearchParams(query);
   if (DETAILS.includes(view) && id) return { view, id: decode(id), params };
-  return { view: LISTS.includes(view) ? view : "overview", id: null, params };
+  if (LISTS.includes(view) && !id) return { view, id: null, params };
+  const isEmpty = /^#?\/?(\?.*)?$/.test(hash);
+  return { view: isEmpty ? "overview" : "unknown", id: null, params };
 }
 
 function decode(text) {

@@ -4,7 +4,7 @@ import { VirtualRows } from "./virtual.js";
 
 /**
  * Columns: {id, title, value(item), text(item), draw(cell, item), end, phone}. `value` is what rows are sorted by, `text` what is
- * shown, unless `draw` fills the cell. `end`: aligned to the right. `phone`: `main`, `side` or `below`, where it is in a card, with its `unit`.
+ * shown, unless `draw` fills the cell. `csv` is the column's name in CSV where its id lacks the unit. `end`: aligned to the right. `phone`: `main`, `side` or `below`, where it is in a card, with its `unit`.
  */
 export class Table {
   constructor(columns, { label, template, setParams, fixed = false }) {
@@ -59,6 +59,18 @@ export class Table {
     });
   }
 
+  /** Save the rows that are shown as CSV: amounts as they are sorted, in the unit of the column. */
+  download(name) {
+    const lines = [
+      this.columns.map((column) => column.csv ?? column.id),
+      ...this.items.map((item) => this.columns.map((column) => column.value(item))),
+    ];
+    const text = lines.map((line) => `${line.map(quoted).join(",")}\r\n`).join("");
+    const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    el("a", { href, download: `${name}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 1000); // once the download has begun
+  }
+
   /** Show items, sorted as `sort` says: a column's id, or `-` and the id for descending. */
   draw(items, sort, keyOf) {
     this.sort = sort;
@@ -73,10 +85,18 @@ export class Table {
     const sorted = column?.value
       ? [...items].sort(comparison(column.value, descending ? -1 : 1))
       : items;
+    this.items = sorted;
     this.rowHeight = parseFloat(getComputedStyle(this.root).getPropertyValue("--row")) || 32;
     setAttribute(this.root, "aria-rowcount", sorted.length + 1);
     this.rows.set(sorted, keyOf);
   }
+}
+
+/** A value of CSV, as in RFC 4180; what a spreadsheet would take for a formula begins with an apostrophe. */
+function quoted(value) {
+  const text = `${value ?? ""}`;
+  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
 /** Compare numbers and texts; what has no value comes last in both directions. */

@@ -206,6 +206,7 @@ class Resizer:
             container=change.container,
             before=size_of(change.before[0]),
             after=size_of(change.after[0]),
+            actor=change.actor,
         )
         with contextlib.suppress(UnavailableError):  # the node gets a request as well
             await self.publish([LeaseChanged(lease=lease), resized])
@@ -365,5 +366,5 @@ def _text(change: SizeChange) -> str:
     return (
         f"container {change.container}: {was.memory_mib} to {now.memory_mib} MiB"
         f"{cores if was.cores_percent != now.cores_percent else ''} of GPU {devices} of node "
-        f"{change.lease.node}"
+        f"{change.lease.node}{f', by {change.actor}' if change.actor else ''}"
     )

@@ -37,6 +37,8 @@ class SizeChange:
     stored: Lease
     lease: Lease
     """With its new shares, and the version that this was decided on."""
+    actor: str = ""
+    """The user who requested it; empty for what a lease waits for."""
 
     @property
     def before(self) -> tuple[Share, ...]:
@@ -106,6 +108,7 @@ def decide(
         container=container,
         stored=lease,
         lease=structs.replace(lease, shares=sized, waiting_size=waiting),
+        actor=request.actor,
     )
     return change if change.is_none else next(_unenforceable(lease, change, node, devices), change)
 

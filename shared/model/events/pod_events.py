@@ -244,6 +244,7 @@ class LeaseResized(Event, subject="lease.resized.v1"):
     container: ContainerText
     before: ShareSize
     after: ShareSize
+    actor: NameText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

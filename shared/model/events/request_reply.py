@@ -200,6 +200,8 @@ class ResizeRequest(Event, subject="resize.request.v1"):
     """Empty for the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
+    actor: NameText = ""
+    """Name of the user, as the API authenticated it."""
 
     @classmethod
     def of_waiting(cls, pod: PodUid, size: WaitingSize) -> "ResizeRequest":

@@ -73,6 +73,20 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     queue: QueuePlace
 
 
+class PodCost(View, frozen=True, kw_only=True):
+    """GPU time of a pod, weighed as budgets weigh it, and what it costs at the prices now."""
+
+    gpu_hours: float
+    idle_gpu_hours: float | None
+    """Of a running pod since its last use; null if it was not measured."""
+    currency: str
+    per_hour: float | None
+    """Null where a device has no price."""
+    so_far: float | None
+    power_w: float | None = None
+    """Of what its devices draw, its part of what is leased."""
+
+
 class PodView(View, frozen=True, kw_only=True):
     """A pod with its lease, or why it waits, and its trace."""
 
@@ -86,6 +100,10 @@ class PodView(View, frozen=True, kw_only=True):
     cordoned: str = ""
     devices: tuple[DeviceView, ...] = ()
     finished: "FinishedPod | None" = None
+    cost: PodCost | None = None
+    """Of a lease, now or finished."""
+    has_object: bool = False
+    """Whether the API can read the pod's object."""
     trace: TraceView
     problems: tuple[str, ...] = ()
     """Of components, as a result of which pods may not be placed, or what is shown is old."""

@@ -31,6 +31,7 @@ PATHS = {
     "": "canvas",
     "#/gpus": ".share",
     "#/gpus?colour=use": ".share",
+    "#/nodes": ".rows .tr",
     "#/pods": ".rows .tr",
     "#/waiting": ".cards li",
     "#/namespaces": ".rows .tr",
@@ -39,6 +40,7 @@ PATHS = {
     "#/gpu/GPU-gpu-a-0": "canvas",
     "#/pod/uid-7": "canvas",
     "#/pod/uid-wait-1": ".reason",
+    "#/nowhere": ".nothing",
     "#/namespace/research": "canvas",
     "#/gpus?q=nothing": ".nothing button",
 }

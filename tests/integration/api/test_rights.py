@@ -320,6 +320,7 @@ async def test_orders_are_done_for_those_who_may_and_nobody_else(
     )
     resize, grant = receivers.received
     assert (resize.pod, resize.memory_mib, resize.cores_percent) == ("p1", 2_000, None)
+    assert resize.actor == "root"
     assert (grant.namespace, grant.actor, grant.reason) == ("default", "root", "deadline")
 
 

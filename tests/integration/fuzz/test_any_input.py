@@ -141,6 +141,9 @@ class EveryViewer:
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
         return True
 
+    async def may_list_events(self, namespace: Namespace) -> bool:
+        return True
+
 
 class EveryToken(AnonymousAuthenticator):
     """Accepts any token."""

@@ -3,12 +3,19 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import msgspec
+
+from services.api.api_call import ApiCall
 from services.api.http.http_server import HttpServer
+from services.api.http.pod_objects import PodObjects
 from services.api.http.read_api import ReadApi
+from services.api.projection.pod_object import PodObjectView, pod_object
 from services.api.reports.history import sample_of
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
+from shared.kubernetes.pod_status import PodEvent
 from shared.ledger.connection_pool import LedgerClock
 from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
@@ -290,10 +297,52 @@ def filled() -> ApiService:
     return board
 
 
+class FixedPods(PodObjects):
+    """Each pod is a Job's, and has one container and two Events."""
+
+    @property
+    def is_available(self) -> bool:
+        """Return True: the pods are made up."""
+        return True
+
+    async def read(self, call: ApiCall, namespace: Namespace, name: str) -> PodObjectView:
+        """Return the pod of a name: its UID ends with the name's number."""
+        kind = "wait-" if name.startswith("evaluate") else ""
+        at = datetime.fromtimestamp(NOW - 4_790, UTC)
+        container = {"name": "main", "image": "registry.example/train:1"}
+        limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "20480"}
+        owner = {"kind": "Job", "name": "train", "uid": "1", "controller": True}
+        pod = {
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": f"uid-{kind}{name.rpartition('-')[2]}",
+                "creationTimestamp": at,
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "schedulerName": "leasehold",
+                "priority": 0,
+                "nodeSelector": {"pool": "training"},
+                "containers": [{**container, "resources": {"limits": limits}}],
+            },
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": at}],
+                "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": at}}}],
+            },
+        }
+        events = (
+            PodEvent(type="Normal", reason="Scheduled", message="bound", last_timestamp=at),
+            PodEvent(type="Warning", reason="BackOff", message="pulling the image again", count=3),
+        )
+        return pod_object(msgspec.json.encode(pod), events)
+
+
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    api = ReadApi(filled(), FixedBudgets(), None)  # type: ignore[arg-type]
+    api = ReadApi(filled(), FixedBudgets(), None, pods=FixedPods(None))  # type: ignore[arg-type]
     pages = HttpServer(api, AnonymousAuthenticator())
     async with health.served(pages.application(), "127.0.0.1:0") as address:
         yield f"http://{address}"

@@ -14,9 +14,11 @@ import aiohttp
 from msgspec import structs
 
 from services.api.http.http_server import HttpServer
+from services.api.http.pod_objects import PodObjects
 from services.api.http.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator, load_tokens
+from shared.kubernetes.kinds.gpu_prices import PriceFile, Prices
 from shared.ledger.budgets import Budgets
 from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
@@ -122,6 +124,8 @@ async def running_api(
     tls: ssl.SSLContext | None = None,
     servers: tuple[str, str] | None = None,
     beside: RunningApi | None = None,
+    pods: PodObjects | None = None,
+    prices: Prices | None = None,
 ) -> AsyncIterator[RunningApi]:
     """Run the API, by default on servers of its own; `tokens` are lines `TOKEN NAMESPACE`.
 
@@ -157,7 +161,15 @@ async def running_api(
         started = asyncio.Event()
         runner = Runner("api", service, bus, Tracing("api", None))
         task = asyncio.create_task(runner.run(started))
-        api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=traces)
+        api = ReadApi(
+            service,
+            budgets,
+            bus,
+            trace_url="http://j/{trace}",
+            spans=traces,
+            pods=pods,
+            prices=PriceFile(prices=prices) if prices else None,
+        )
         server = HttpServer(api, authenticator or AnonymousAuthenticator())
         async with health.served(
             server.application(), "127.0.0.1:0", tls=(lambda: tls) if tls else None

@@ -170,12 +170,14 @@ def test_every_resize_is_listed_with_both_sizes() -> None:
     sizes = [ShareSize(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
 
     for before, after in pairwise(sizes):
-        event = LeaseResized(lease=lease_of_pod, container="main", before=before, after=after)
+        event = LeaseResized(
+            lease=lease_of_pod, container="main", before=before, after=after, actor="ada"
+        )
         assert recent.add([event], 1.0)
 
     assert [(event.kind, event.text) for event in recent.latest] == [
-        ("resized", "main: 1000 to 2000 MiB, 10 % to 20 % of the cores"),
-        ("resized", "main: 2000 to 50 MiB, 20 % to no limit of the cores"),
+        ("resized", "main: 1000 to 2000 MiB, 10 % to 20 % of the cores, by ada"),
+        ("resized", "main: 2000 to 50 MiB, 20 % to no limit of the cores, by ada"),
     ]
 
 
