@@ -57,7 +57,10 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
     ]
     if not pods:
         kinds = ", ".join(("Pod", *TEMPLATES, "Volcano Job", "List"))
-        raise RequestError(f"{source} has no pod in it; pods are found in {kinds}")
+        raise RequestError(
+            f"{source} has no pod in it; pods are found in {kinds}, and wherever another kind has "
+            "containers"
+        )
     return pods
 
 
@@ -102,6 +105,48 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
         for key in TEMPLATES[kind]:
             scale, template = template, template.get(key) if isinstance(template, dict) else None
         yield f"{kind} {name}", template, scale
+    else:
+        for path, template, count in _nested(document):
+            yield f"{kind} {name}, {path}", template, {"replicas": count}
+
+
+def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Yield path, template and number of the pods in a kind of another project.
+
+    There are as many as the `replicas` and `parallelism` on the path multiply to.
+    """
+    left: list[tuple[str, Any, Any, int]] = [("", document, None, 1)]
+    while left:
+        path, value, parent, count = left.pop()
+        if isinstance(value, dict):
+            if _has_containers(value):
+                is_of_template = isinstance(parent, dict) and parent.get("spec") is value
+                yield (
+                    path.removesuffix(".spec"),
+                    parent if is_of_template else {"spec": value},
+                    count,
+                )
+                continue
+            for field_name in ("replicas", "parallelism"):
+                number = value.get(field_name)
+                count *= number if isinstance(number, int) and number >= 0 else 1
+            left += [
+                (f"{path}.{key}" if path else str(key), child, value, count)
+                for key, child in reversed(value.items())
+            ]
+        elif isinstance(value, list):
+            left += [
+                (f"{path}[{number}]", child, value, count)
+                for number, child in reversed([*enumerate(value)])
+            ]
+
+
+def _has_containers(value: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is the spec of a pod: its containers have names."""
+    containers = value.get("containers")
+    return isinstance(containers, list) and any(
+        isinstance(container, dict) and "name" in container for container in containers
+    )
 
 
 def _replicas(scale: Any, where: str) -> int:

@@ -23,7 +23,8 @@ from tools.generate.pages import DOCS, ROOT
 pytestmark = NEEDS_KUBECTL
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHER_PROJECTS = re.compile(
-    r"(jobset.x-k8s|karpenter|keda|kubeflow|kueue.x-k8s|ray|scheduling.volcano)\.(io|sh|org)/"
+    r"(jobset.x-k8s|karpenter|keda|kubeflow|kueue.x-k8s|ray|scheduling.volcano|serving.kserve)\."
+    r"(io|sh|org)/"
 )
 """Groups of kinds that neither Kubernetes nor Leasehold has."""
 

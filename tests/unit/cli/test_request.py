@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonpatch
 import pytest
@@ -46,6 +47,9 @@ spec:
     resources: {{limits: {{{limits}}}}}
 """
 
+
+POD_SPEC = {"containers": [{"name": "c"}]}
+TEMPLATE = {"metadata": {"annotations": {"key": "value"}}, "spec": POD_SPEC}
 
 Explained = Callable[..., tuple[int, str, str]]
 
@@ -216,6 +220,36 @@ def test_pods_are_found_in_every_kind_that_creates_them() -> None:
         "Job ring, task w",
         "Pod try-…",
     ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods"),
+    [
+        ({"predictor": POD_SPEC}, [("predictor", 1)]),
+        ({"groups": [{"replicas": 2, "template": TEMPLATE}]}, [("groups[0].template", 2)]),
+        (
+            {"replicas": 2, "job": {"spec": {"parallelism": 3, "template": TEMPLATE}}},
+            [("job.spec.template", 6)],
+        ),
+        (
+            {"Master": {"template": TEMPLATE}, "Worker": {"replicas": 4, "template": TEMPLATE}},
+            [("Master.template", 1), ("Worker.template", 4)],
+        ),
+    ],
+)
+def test_pods_are_found_in_kinds_of_other_projects(
+    spec: dict[str, Any], pods: list[tuple[str, int]]
+) -> None:
+    manifest = yaml.safe_dump({"kind": "Other", "metadata": {"name": "a"}, "spec": spec})
+
+    written = pods_in(manifest, "f")
+
+    assert [(pod.origin, pod.replicas) for pod in written] == [
+        (f"Other a, spec.{path}", count) for path, count in pods
+    ]
+    assert {pod.pod.spec.containers[0].name for pod in written} == {"c"}
+    notes = [pod.pod.metadata.annotations for pod in written if "template" in pod.origin]
+    assert notes == [{"key": "value"}] * len(notes)
 
 
 def test_a_manifest_and_a_pod_exclude_each_other(explained: Explained) -> None:
