@@ -238,11 +238,15 @@ class ClusterSnapshot:
     nodes: Sequence[NodeTotals]
     pods: Mapping[PodUid, PodSnapshot]
     disruption_budgets: Sequence[DisruptionBudget] = ()
+    earlier: ClusterTrials | None = None
+    """Trials of an earlier snapshot, which is not used any more."""
 
     @cached_property
     def trials(self) -> ClusterTrials:
         """Without the pods that are being deleted."""
-        return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
+        trials = self.earlier or ClusterTrials()
+        trials.update(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
+        return trials
 
     def without_start_of(self, id_: str, state: PreemptionState) -> ClusterTrials:
         """Return trials without the claims of a planned start, which a preemption replaces."""

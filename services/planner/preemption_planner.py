@@ -34,6 +34,7 @@ from shared.model.events.pod_events import BudgetChanged, PlacementRefused
 from shared.model.leases.ledger import LedgerStatus, WaitingPod, reservation_for
 from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState
 from shared.placing.preemption_rules import PendingPod, ends_by_policy, expiry
+from shared.placing.room import ClusterTrials
 from shared.placing.starts import WaitingUnit
 from shared.runtime.leadership import Leadership
 from shared.runtime.service import Publish, handles, loops, observes
@@ -87,6 +88,8 @@ class PreemptionPlanner:
         self._plan_at = 0.0
         self._pause_s = PLAN_S
         self._planned_for: object = None
+        self._trials = ClusterTrials()
+        """Of all rounds: each takes over what has changed since the one before."""
         self._left = set[str]()
         """Pods and gangs that the plans before left out: they come first."""
 
@@ -212,6 +215,7 @@ class PreemptionPlanner:
         began = self.clock.ticks()
         with PLANNING.time():
             cluster = await self.view.snapshot(pod for unit in pending for pod in unit.pods)
+            cluster = replace(cluster, earlier=self._trials)
             begun = False
             for budget in policies:
                 begun |= await self._end_by_policy(budget, cluster)

@@ -17,7 +17,7 @@ from msgspec import structs
 from shared.model.devices.device import DeviceUse
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals, counted_use, with_changes
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import PodRequest
 from shared.placing.endable_leases import (
@@ -89,15 +89,23 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
 class ClusterTrials:
     """Nodes with their leases, and a cluster in which those of one node at a time have ended."""
 
-    def __init__(self, nodes: Iterable[NodeTotals], leaving: Collection[PodUid] = ()) -> None:
-        remaining = [without(totals, leaving) for totals in nodes]
-        remaining.sort(key=lambda totals: totals.node.facts.name)
-        self.nodes: Mapping[NodeName, NodeTotals] = {
-            totals.node.facts.name: totals for totals in remaining
-        }
+    def __init__(self, nodes: Iterable[NodeTotals] = (), leaving: Collection[PodUid] = ()) -> None:
+        self.nodes: Mapping[NodeName, NodeTotals] = {}
         """Without the leases of the leaving pods."""
-        self.cluster = TrialCluster(totals.node for totals in remaining)
+        self.cluster = TrialCluster()
         self._changed: NodeName | None = None
+        self.update(nodes, leaving)
+
+    def update(self, nodes: Iterable[NodeTotals], leaving: Collection[PodUid] = ()) -> None:
+        """Replace all nodes; those that are the same objects as before cost next to nothing."""
+        self.restore()
+        remaining = {totals.node.facts.name: without(totals, leaving) for totals in nodes}
+        for name in self.nodes.keys() - remaining.keys():
+            self.cluster.remove_node(name)
+        for name in sorted(remaining):
+            if self.nodes.get(name) is not remaining[name]:
+                self.cluster.put_node(remaining[name].node)
+        self.nodes = {name: remaining[name] for name in sorted(remaining)}
 
     def node_as_it_is(self, request: PodRequest) -> NodeName | None:
         """Return the first node on which the pod fits without any lease's end, or None."""
@@ -139,6 +147,10 @@ class RoomSearch:
         self._trials = trials
         self._allows = allows
         self._gangs = gangs
+        self._by_node: Mapping[NodeName, Sequence[EndableLease]] = {}
+        self._able: dict[NodeName, tuple[list[EndableLease], tuple[int, ...] | None]] = {}
+        """Of each node that was tried with all its leases ended: those that may end, and up to
+        which tier they have to."""
         self._seen = set[tuple[NodeName, frozenset[PodUid]]]()
         """Of a tier: nodes with sets of leases that are tried already, of those with gangs."""
         self._most_leases = most_leases
@@ -153,37 +165,51 @@ class RoomSearch:
 
         In the cluster of the trials, the leases of the room that was yielded last have ended.
         """
-        able = self._able_nodes(candidates)
-        lowest = {name: self._lowest_tier(name, among) for name, among in able.items()}
-        for tier in sorted({endable.tier for among in able.values() for endable in among}):
-            up_to = {
-                name: _up_to(tier, among) for name, among in able.items() if lowest[name] <= tier
-            }
-            yield from self._in_tier(
-                tier, {name: among for name, among in up_to.items() if among[-1].tier == tier}
-            )
-
-    def _able_nodes(self, candidates: Iterable[EndableLease]) -> dict[NodeName, list[EndableLease]]:
-        """Return the candidates by node, where the pod fits once all of them have ended."""
         by_node: dict[NodeName, list[EndableLease]] = {}
         for endable in sorted(candidates, key=_spare_order):
-            whole = self._whole((endable,))
-            if whole is not None and self._allows(whole):
-                by_node.setdefault(endable.lease.node, []).append(endable)
-        return {name: by_node[name] for name in sorted(by_node) if self._fits(name, by_node[name])}
+            by_node.setdefault(endable.lease.node, []).append(endable)
+        self._by_node = {name: by_node[name] for name in sorted(by_node)}
+        self._able = {}
+        for tier in sorted({endable.tier for among in by_node.values() for endable in among}):
+            up_to = {name: _up_to(tier, among) for name, among in self._by_node.items()}
+            yield from self._in_tier(
+                tier,
+                {name: among for name, among in up_to.items() if among and among[-1].tier == tier},
+            )
 
-    def _lowest_tier(self, name: NodeName, among: Sequence[EndableLease]) -> tuple[int, ...]:
+    def _able_on(self, name: NodeName, tier: tuple[int, ...]) -> list[EndableLease]:
+        """Return the leases of a node up to the tier that may end, if the pod fits once they have.
+
+        None if no lease of the tier itself is among them. A node is tried when this is first called
+        for it: of many nodes, few are until there is room.
+        """
+        if name not in self._able:
+            allowed = list[EndableLease]()
+            for endable in self._by_node[name]:
+                whole = self._whole((endable,))
+                if whole is not None and self._allows(whole):
+                    allowed.append(endable)
+            self._able[name] = (allowed, self._lowest_tier(name, allowed))
+        allowed, lowest = self._able[name]
+        up_to = _up_to(tier, allowed)
+        is_able = lowest is not None and lowest <= tier and up_to[-1].tier == tier
+        return up_to if is_able else []
+
+    def _lowest_tier(self, name: NodeName, among: Sequence[EndableLease]) -> tuple[int, ...] | None:
         """Return the lowest tier with which the pod fits once all leases up to it have ended."""
+        if not among or not self._fits(name, among):
+            return None
         tiers = sorted({endable.tier for endable in among})
         return tiers[
             bisect_left(tiers[:-1], True, key=lambda tier: self._fits(name, _up_to(tier, among)))
         ]
 
     def _in_tier(
-        self, tier: tuple[int, ...], able: Mapping[NodeName, Sequence[EndableLease]]
+        self, tier: tuple[int, ...], by_node: Mapping[NodeName, Sequence[EndableLease]]
     ) -> Iterator[Room]:
-        """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
-        tried = dict.fromkeys(able, 0)
+        """Yield rooms whose worst lease is of the tier, which no lease in `by_node` exceeds."""
+        tried = dict.fromkeys(by_node, 0)
+        among = by_node
         nodes_with_room = set[NodeName]()
         self._seen = set()
         larger: list[EndsFor] = []
@@ -191,11 +217,14 @@ class RoomSearch:
         size = 0
         while (tried or larger) and size < self._most_leases:
             size += 1
-            sets, too_many = self._sets_of_size(size, able, tried)
+            if size > 1 and among is by_node:
+                among = {name: self._able_on(name, tier) for name in tried}
+                tried = {name: count for name, count in tried.items() if among[name]}
+            sets, too_many = self._sets_of_size(size, among, tried)
             sets += larger
             for name in too_many:
-                if name not in nodes_with_room:
-                    sets += self._whole_sets(name, [self._spared(name, able[name])])
+                if name not in nodes_with_room and (able := self._able_on(name, tier)):
+                    sets += self._whole_sets(name, [self._spared(name, able)])
             larger = [entry for entry in sets if len(entry[1]) > size]
             for room in self._fitting(tier, [entry for entry in sets if len(entry[1]) <= size]):
                 nodes_with_room.add(room.placement.node)
@@ -237,9 +266,11 @@ class RoomSearch:
         return sets, over
 
     def _fitting(self, tier: tuple[int, ...], sets: Iterable[EndsFor]) -> Iterator[Room]:
-        costs = ((cost_of(ends), name, ends) for name, ends in sets if self._allows(ends))
+        costs = [(cost_of(ends), name, ends) for name, ends in sets]
         for cost, name, ends in sorted(costs, key=lambda entry: entry[:2]):
-            placement = self._placement(name, ends) if cost[0] == tier else None
+            if cost[0] != tier or not self._allows(ends) or not self._able_on(name, tier):
+                continue
+            placement = self._placement(name, ends)
             if placement is not None:
                 yield Room(placement=placement, ends=ends)
 
@@ -255,14 +286,13 @@ class RoomSearch:
         if not self._on_one_device:
             yield from combinations(among, size)
             return
+        on_device: dict[DeviceUuid, list[EndableLease]] = {}
+        for endable in among:
+            for device in {share.device for share in endable.lease.shares}:
+                on_device.setdefault(device, []).append(endable)
         seen: set[tuple[PodUid, ...]] = set()
-        for device in sorted({share.device for endable in among for share in endable.lease.shares}):
-            on_it = [
-                endable
-                for endable in among
-                if any(s.device == device for s in endable.lease.shares)
-            ]
-            for ends in combinations(on_it, size):
+        for device in sorted(on_device):
+            for ends in combinations(on_device[device], size):
                 pods = tuple(endable.lease.pod for endable in ends)
                 if pods not in seen:
                     seen.add(pods)

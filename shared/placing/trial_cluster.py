@@ -38,6 +38,9 @@ class TrialCluster:
         """Add a node, or replace it; what is reserved on it stays reserved."""
         self._mirror.put_node(node)
 
+    def remove_node(self, name: NodeName) -> None:
+        self._mirror.remove_node(name)
+
     def learn(self, request: PodRequest) -> None:
         """Count a pod that arrives among those that the policy fragmentation expects."""
         self._index.fragmentation.workload.learn(request)

@@ -232,6 +232,35 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
     assert assert_victims(plan(wanted, inputs)) == sorted(each.pod for each in room.leases)
 
 
+def test_of_many_nodes_few_are_tried_until_there_is_room() -> None:
+    leases = [lease(f"p{number}", f"n{number:02}", 0, SIZE) for number in range(40)]
+    trials = ClusterTrials([node_totals(lease.node, 1, [lease]) for lease in leases])
+    search = RoomSearch(requesting(SIZE), trials)
+
+    room = next(search.rooms(endable(candidate(lease)) for lease in leases))
+
+    assert [lease.pod for lease in room.leases] == ["p0"]
+    assert search._left >= MAX_TRIALS - 2, "its node with all leases ended, and with this one ended"
+
+
+def test_trials_are_updated_to_what_new_ones_would_be() -> None:
+    full = {name: node_totals(name, 1, [lease(f"p-{name}", name, 0, SIZE)]) for name in "abc"}
+    trials = ClusterTrials(full.values())
+    request = requesting(SIZE)
+    before = trials.node_as_it_is(request)
+    trials.placement(request, NodeName("a"), [endable(candidate(full["a"].leases[0]))])
+
+    trials.update([full["a"], full["b"], node_totals("d", 1, [])])
+    with_another = trials.node_as_it_is(request)
+    trials.update([full["a"], full["b"]], [PodUid("p-b")])
+    with_one_that_leaves = trials.node_as_it_is(request)
+    trials.update([full["a"], full["b"]])
+
+    assert (before, with_another, with_one_that_leaves) == (None, "d", "b")
+    assert trials.node_as_it_is(request) is None
+    assert list(trials.nodes.values()) == [full["a"], full["b"]]
+
+
 def brute(request: PodRequest, inputs: PlanInput) -> Cost | None:
     """Try all sets on every node, and all devices for each."""
     costs = []
