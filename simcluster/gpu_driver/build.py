@@ -13,7 +13,7 @@ from shared.model.errors import UnavailableError
 SOURCES = Path(__file__).parent
 _LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
 _FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
-_PRODUCTS = {
+PRODUCTS = {
     "libcuda.so.1": (
         *("libcuda.c", "cuda_memory.c", "cuda_kernels.c", "cuda_events.c", "cuda_graphs.c"),
         *("limits.c", "cgroup_limits.c", "turns.c", "state.c"),
@@ -37,7 +37,7 @@ def compiler() -> str | None:
 def build() -> Path:
     """Return a folder with the driver; it is compiled once per content, by one process at a time.
 
-    The folder is in the user's cache, and has the files of `_PRODUCTS`: a program whose
+    The folder is in the user's cache, and has the files of `PRODUCTS`: a program whose
     `LD_LIBRARY_PATH` names it uses the simulated GPUs that `GPU_DRIVER_STATE` names.
     Raises UnavailableError if it must be compiled, and there is no compiler (or no Linux), or with
     the compiler's message.
@@ -70,7 +70,7 @@ def _build(command: str, folder: Path) -> None:
         draft = folder.with_name(f".{folder.name}")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        for product, sources in _PRODUCTS.items():
+        for product, sources in PRODUCTS.items():
             _compile(command, draft / product, sources)
         draft.rename(folder)
 

@@ -21,11 +21,11 @@ _POD = re.compile(r"/pod([0-9a-f-]{36})/")
 def add_hooks(bundle: Path, folder: Path) -> None:
     file = bundle / "config.json"
     config: dict[str, Any] = json.loads(file.read_text())
-    found = _POD.search(config["linux"]["cgroupsPath"])
+    pod = _POD.search(config["linux"]["cgroupsPath"])
     name = config.get("annotations", {}).get(NAME, "")
-    if not (found and name and MARK in config["process"]["env"]):
+    if not (pod and name and MARK in config["process"]["env"]):
         return
-    limits = folder / f"leasehold.dev-limits-{found[1]}-{name}.json"
+    limits = folder / f"leasehold.dev-limits-{pod[1]}-{name}.json"
     [device] = json.loads(limits.read_text())["devices"]
     for hook in device["containerEdits"]["hooks"]:
         added = {key: hook[key] for key in ("path", "args", "env", "timeout") if key in hook}

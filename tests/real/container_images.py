@@ -31,7 +31,7 @@ def programs(folder: Path) -> dict[str, Path]:
     """Compile the programs of the image, and return them by their names in it."""
     compiler = build.compiler()
     assert compiler is not None
-    driver = [build.SOURCES / name for name in ("gpu-control.c", "cgroup_limits.c", "state.c")]
+    driver = [build.SOURCES / name for name in build.PRODUCTS["gpu-control"]]
     return {
         "first-process": compile_static(compiler, folder / "first-process", FIRST),
         "gpu-control": compile_static(compiler, folder / "gpu-control", *driver),

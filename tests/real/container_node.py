@@ -8,12 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
+from services.cli.up.installation import AGENT
 from services.node_agent.memory_limits.build_hook import build_hook
 from shared.kubernetes.errors import KubernetesError
 from shared.model.clock import in_background
@@ -24,15 +26,26 @@ from simcluster.node_agent.driver import STATE
 from tests.real import cdi_runtime
 from tests.real.cgroup_mirror import MEMORY, CgroupMirror, hook
 from tests.real.container_images import programs, write_image
-from tests.real.control_plane import ADMIN, START_S, ControlPlane, Json, program
-from tests.support.servers.nats import free_port
+from tests.real.control_plane import START_S, ControlPlane, Json, control_plane, program
+from tests.real.leasehold import WITHOUT_API, install, log_in, service_flags
+from tests.support.servers.nats import free_port, nats_server
+from tests.support.servers.service_process import service_process
+from tests.support.servers.valkey import valkey_server
 from tests.support.waiting import until
 
 HTTP_OK = 200
 NAME = "n1"
+KUBELET = f"system:node:{NAME}"
+KUBELETS = {KUBELET: "system:nodes,system:masters"}
+"""Its user, for `control_plane`: without an authorizer of nodes it needs all rights."""
 IMAGE = "docker.io/local/first:1"
 """As containerd completes it: another name would be pulled."""
 GPUS = "2xT4"
+STOPPED_S = 150.0
+"""An agent that is stopped waits for pods that the kubelet has not received yet."""
+NUMBER = "volcano.sh/vgpu-number"
+MEMORY_MIB = "volcano.sh/vgpu-memory"
+SERVICES = ("watcher", "placer", "binder")
 PLUGINS = Path("/var/lib/kubelet/device-plugins")
 """Every kubelet's, wherever its other files are."""
 NEEDED = ("containerd", "ctr", "runc")
@@ -84,6 +97,8 @@ class ContainerNode:
     plane: ControlPlane
     nats_url: str
     root: Path
+    driver_limits: bool = True
+    """Whether the GPUs' driver limits memory; otherwise, nothing limits the GPUs' pods."""
     port: int = field(default_factory=free_port)
     agent_port: int = 0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -114,6 +129,12 @@ class ContainerNode:
         process = self.processes.pop(name)
         process.kill()
         process.wait()
+
+    async def stop(self, name: str) -> None:
+        """Send SIGTERM, and wait for the end."""
+        process = self.processes[name]
+        process.terminate()
+        await until(lambda: process.poll() is not None, limit_s=STOPPED_S)
 
     def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
@@ -157,7 +178,6 @@ class ContainerNode:
             "localStorageCapacityIsolation": False,
         }
         (self.root / "kubelet.json").write_text(json.dumps(kubelet))
-        (self.root / "token").write_text(ADMIN)
         built = build_hook(self.root / "product-hook")
         shown = hook(built, self.cgroups, self.root / "proc")
         _write_program(self.root / "hook", shown)
@@ -174,7 +194,7 @@ class ContainerNode:
             "kubelet",
             program("kubelet"),
             f"--config={self.root / 'kubelet.json'}",
-            f"--kubeconfig={self.plane.kubeconfig}",
+            f"--kubeconfig={self.plane.kubeconfig_of(KUBELET)}",
             f"--root-dir={self.kubelet_dir}",
             f"--cert-dir={self.root / 'pki'}",
             f"--hostname-override={NAME}",
@@ -189,20 +209,23 @@ class ContainerNode:
             "kubelet-dir": self.kubelet_dir,
             "kubelet-address": f"127.0.0.1:{self.port}",
             "kubelet-token-file": self.root / "token",
-            "kubeconfig": self.plane.kubeconfig,
+            "kubeconfig": self.plane.kubeconfig_of(AGENT),
             "nats-url": self.nats_url,
             "state-dir": self.agent_dir,
-            "gpu-driver-dir": self.gpu_state.parent,
-            "cgroup-root": self.cgroups,
-            "proc-dir": self.root / "proc",
-            "limit-hook": self.root / "hook",
-            "device-list-strategy": "cdi-cri",
-            "cdi-dir": self.root / "cdi",
             "bundle-dir": self.root / "state" / "io.containerd.runtime.v2.task" / "k8s.io",
             "monitor-http": f"127.0.0.1:{free_port()}",
             "http": f"127.0.0.1:{self.agent_port}",
             "instance": f"agent-{NAME}",
         }
+        if self.driver_limits:
+            flags |= {
+                "gpu-driver-dir": self.gpu_state.parent,
+                "cgroup-root": self.cgroups,
+                "proc-dir": self.root / "proc",
+                "limit-hook": self.root / "hook",
+                "device-list-strategy": "cdi-cri",
+                "cdi-dir": self.root / "cdi",
+            }
         words = [word for name, value in flags.items() for word in (f"--{name}", value)]
         module = (sys.executable, "-m", "simcluster.node_agent")
         self.start("agent", *module, *words, "--kubelet-insecure")
@@ -215,7 +238,7 @@ class ContainerNode:
             return False
 
     async def amount(self, resource: str) -> int:
-        """Return how much of a resource pods can be allocated."""
+        """Return how much of a resource pods can be allocated; 0 before the node is there."""
         try:
             stored: Json = json.loads(await self.plane.kube.read(f"/api/v1/nodes/{NAME}"))
         except KubernetesError:
@@ -233,23 +256,49 @@ class ContainerNode:
 
 
 @contextlib.asynccontextmanager
-async def container_node(
-    plane: ControlPlane, nats_url: str, root: Path
-) -> AsyncIterator[ContainerNode]:
-    """Start a node whose driver limits memory, and whose agent reports that."""
-    node = ContainerNode(plane, nats_url, root)
+async def leased_node(*, driver_limits: bool = True) -> AsyncIterator[ContainerNode]:
+    """Start an API server and Leasehold with one such node, whose agent has its own account."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="lh-n-", ignore_cleanup_errors=True)
+        )
+        plane = await stack.enter_async_context(control_plane(tokens=KUBELETS))
+        nats = await stack.enter_async_context(nats_server())
+        valkey = stack.enter_context(valkey_server())
+        await valkey.ready()
+        await install(plane)
+        for name in SERVICES:
+            if name not in WITHOUT_API:
+                await log_in(plane, name)
+            flags = service_flags(plane, name, nats_url=nats.url, redis_url=valkey.url)
+            stack.enter_context(service_process(name, *flags))
+        node = ContainerNode(plane, nats.url, Path(folder), driver_limits)
+        await stack.enter_async_context(container_node(node))
+        await until(lambda: node.amount(NUMBER), limit_s=START_S)
+        yield node
+
+
+@contextlib.asynccontextmanager
+async def container_node(node: ContainerNode) -> AsyncIterator[None]:
+    """Start a node. A driver that limits memory does so before the agent looks for that."""
+    root = node.root
     node.prepare()
-    mirror = CgroupMirror(node.cgroups, root / "proc")
     try:
-        async with in_background(mirror.run()):
-            await node.start_runtime()
-            node.start_kubelet()
+        await node.start_runtime()
+        node.start_kubelet()
+        await until(lambda: node.amount("cpu"), limit_s=START_S)
+        (root / "token").write_text(await log_in(node.plane, AGENT, node=NAME))
+        if not node.driver_limits:
+            node.start_agent()
+            yield
+            return
+        async with in_background(CgroupMirror(node.cgroups, root / "proc").run()):
             node.start_agent()
             await until(node.gpu_state.exists, limit_s=START_S)
             await until(lambda: _limits(node), limit_s=START_S)
             node.end("agent")
             node.start_agent()
-            yield node
+            yield
     finally:
         for name in reversed(tuple(node.processes)):
             node.end(name)

@@ -1,9 +1,11 @@
 """etcd and Kubernetes' own components as processes on loopback."""
 
+import asyncio
 import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +24,7 @@ Json = dict[str, Any]
 
 VARIABLE = "LEASEHOLD_KUBE_BIN"
 START_S = 120.0
+READINESS_S = 2.0
 ADMIN = "admin"
 NICENESS = 5
 """These processes leave the processor to others."""
@@ -63,12 +66,18 @@ class ControlPlane:
     kube: KubernetesClient
     """As the administrator."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """With which each component was started last."""
 
     @property
     def kubeconfig(self) -> Path:
-        return self.root / f"{ADMIN}.kubeconfig"
+        return self.kubeconfig_of(ADMIN)
+
+    def kubeconfig_of(self, user: str) -> Path:
+        return self.root / f"{user}.kubeconfig"
 
     def start(self, name: str, *flags: str) -> None:
+        self.flags[name] = flags
         command = program(name)
         assert command is not None, f"no {name}"
         with (self.root / f"{name}.log").open("ab") as log:
@@ -81,12 +90,32 @@ class ControlPlane:
 
     def stop(self, name: str) -> None:
         process = self.processes.pop(name)
+        process.send_signal(signal.SIGCONT)  # it may be stopped
         process.terminate()
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def start_again(self, name: str) -> None:
+        self.start(name, *self.flags[name])
+
+    async def is_ready(self) -> bool:
+        """Return whether the API server responds that it is. Fails if a component has ended."""
+        ended = [name for name, process in self.processes.items() if process.poll() is not None]
+        assert not ended, f"{ended[0]} has ended: {self.log(ended[0])[-2000:]}"
+        try:
+            async with asyncio.timeout(READINESS_S):
+                await self.kube.read("/readyz")
+        except (TimeoutError, LeaseholdError):
+            return False
+        return True
 
     def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
@@ -163,7 +192,9 @@ async def control_plane(
     try:
         _start_etcd_and_api(plane, users, flags)
         async with kube:
-            await until(lambda: _is_ready(plane), limit_s=START_S)
+            await until(plane.is_ready, limit_s=START_S)
+            with contextlib.suppress(KubernetesConflictError):
+                await kube.create("/api/v1/namespaces", {"metadata": {"name": "default"}})
             yield plane
     finally:
         for name in reversed(tuple(plane.processes)):
@@ -216,15 +247,3 @@ def write_kubeconfig(file: Path, url: str, *, token: str) -> None:
         "current-context": "x",
     }
     file.write_text(json.dumps(config))
-
-
-async def _is_ready(plane: ControlPlane) -> bool:
-    ended = [name for name, process in plane.processes.items() if process.poll() is not None]
-    assert not ended, f"{ended[0]} has ended: {plane.log(ended[0])[-2000:]}"
-    try:
-        await plane.kube.read("/readyz")
-    except (TimeoutError, LeaseholdError):
-        return False
-    with contextlib.suppress(KubernetesConflictError):
-        await plane.kube.create("/api/v1/namespaces", {"metadata": {"name": "default"}})
-    return True

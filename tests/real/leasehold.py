@@ -9,12 +9,14 @@ from typing import Any
 from services.cli.credentials import write
 from services.cli.up.installation import ACCOUNTS, KUBE_SCHEDULER, installation
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
+from shared.dialects import SCHEDULERS
+from shared.dialects.kai.dialect import SCHEDULER as KAI
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import read_kubeconfig
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import in_background
 from shared.model.leases.lease import Lease
-from shared.model.names import SYSTEM_NAMESPACE
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.real.control_plane import START_S, ControlPlane, Json, write_kubeconfig
 from tests.real.disks import Disks
 from tests.real.node_parts import KUBELETS, Kubelets, create_nodes, run_agents
@@ -29,6 +31,8 @@ AFTER_S = 180.0
 SERVICES = ("watcher", "placer", "planner", "binder", "timekeeper", "extender", "webhook")
 WITHOUT_API = {"placer"}
 WITH_LEDGER = {"placer", "planner", "binder", "timekeeper", "extender"}
+BY_SCHEDULER = ("watcher", "extender", "webhook")
+"""They must know the schedulers whose pods Leasehold places."""
 CONFIGURATION = "with-extender.json"
 """kube-scheduler's, with the extender."""
 NOT_IN_CLUSTER = {"Service", "APIService"}
@@ -253,15 +257,10 @@ async def leasehold(
     plane: ControlPlane, nodes: dict[str, dict[str, str]]
 ) -> AsyncIterator[Leasehold]:
     """Install and start Leasehold, with nodes, a provisioner and kubelets."""
-    installed = installation(
-        "", (), policies=True, aggregated="127.0.0.1:1", components=(KUBE_SCHEDULER,)
-    )
-    for manifest in installed["objects"]:
-        if manifest["kind"] not in NOT_IN_CLUSTER:
-            await plane.create(collection(manifest), manifest)
+    await install(plane, KUBE_SCHEDULER)
     await create_nodes(plane, nodes)
     for account in (*ACCOUNTS, "extender"):
-        await _log_in(plane, account)
+        await log_in(plane, account)
     ends_pods = KubernetesClient(read_kubeconfig(plane.root / f"{KUBELETS}.kubeconfig"))
     with valkey_server() as valkey:
         await valkey.ready()
@@ -271,17 +270,11 @@ async def leasehold(
             RedisLeases.connect(valkey.url, timeout_s=60) as ledger,
         ):
             flags = {
-                service: (
-                    *("--nats-url", nats.url, "--instance", service),
-                    *(("--redis-url", valkey.url) if service in WITH_LEDGER else ()),
-                    *(
-                        ("--kubeconfig", str(plane.root / f"{service}.kubeconfig"))
-                        if service not in WITHOUT_API
-                        else ()
-                    ),
-                )
+                service: service_flags(plane, service, nats_url=nats.url, redis_url=valkey.url)
                 for service in SERVICES
             }
+            for service in BY_SCHEDULER:
+                flags[service] += ("--schedulers", ",".join((*SCHEDULERS, KAI)))
             flags["webhook"] += ("--tls-dir", str(plane.root / "webhook"))
             flags["webhook"] += ("--url", "https://127.0.0.1", "--kube-scheduler")
             flags["extender"] += _extender_flags(plane)
@@ -322,11 +315,38 @@ def _extender_flags(plane: ControlPlane) -> tuple[str, ...]:
     )
 
 
-async def _log_in(plane: ControlPlane, account: str) -> None:
-    """Write the kubeconfig of a service's account."""
-    path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{account}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
-    reply = json.loads(await plane.kube.create(path, request | {"spec": {}}))
-    write_kubeconfig(
-        plane.root / f"{account}.kubeconfig", plane.url, token=reply["status"]["token"]
+async def install(plane: ControlPlane, *components: str) -> None:
+    """Create what the manifests have beside the services: accounts, roles, policies and kinds."""
+    installed = installation("", (), policies=True, aggregated="127.0.0.1:1", components=components)
+    for manifest in installed["objects"]:
+        if manifest["kind"] not in NOT_IN_CLUSTER:
+            await plane.create(collection(manifest), manifest)
+
+
+def service_flags(
+    plane: ControlPlane, service: str, *, nats_url: str, redis_url: str
+) -> tuple[str, ...]:
+    kubeconfig = ("--kubeconfig", str(plane.kubeconfig_of(service)))
+    return (
+        *("--nats-url", nats_url, "--instance", service),
+        *(("--redis-url", redis_url) if service in WITH_LEDGER else ()),
+        *(kubeconfig if service not in WITHOUT_API else ()),
     )
+
+
+async def log_in(plane: ControlPlane, account: str, *, node: str = "") -> str:
+    """Write the kubeconfig of a service's account, and return its token.
+
+    With `node`, it is the account of agents, and the token that of a pod on this node.
+    """
+    namespace = AGENTS_NAMESPACE if node else SYSTEM_NAMESPACE
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    spec: Json = {}
+    if node:
+        stored = json.loads(await plane.kube.read(f"/api/v1/nodes/{node}"))
+        bound_to = {"apiVersion": "v1", "kind": "Node", "name": node}
+        spec["boundObjectRef"] = bound_to | {"uid": stored["metadata"]["uid"]}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    token: str = json.loads(await plane.kube.create(path, request))["status"]["token"]
+    write_kubeconfig(plane.kubeconfig_of(account), plane.url, token=token)
+    return token

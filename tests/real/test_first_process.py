@@ -7,7 +7,6 @@ again and again meanwhile. The machine has cgroups of version 1, which are shown
 
 import asyncio
 import json
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,11 +19,15 @@ from shared.model.clock import in_background
 from shared.model.leases.lease import MIB
 from shared.model.names import ISOLATION
 from simcluster.node_agent.driver import STATE
-from tests.real.container_node import IMAGE, ContainerNode, container_node, missing_here
-from tests.real.control_plane import Json, control_plane, missing
-from tests.support.servers.nats import nats_server
-from tests.support.servers.service_process import ServiceProcess
-from tests.support.servers.valkey import valkey_server
+from tests.real.container_node import (
+    IMAGE,
+    MEMORY_MIB,
+    NUMBER,
+    ContainerNode,
+    leased_node,
+    missing_here,
+)
+from tests.real.control_plane import Json, missing
 from tests.support.waiting import until
 
 PODS = 110
@@ -37,10 +40,7 @@ KILLS = 3
 RUN_S = 3
 AGENT_S = 6.0
 """How long an agent lives once it is ready."""
-NUMBER = "volcano.sh/vgpu-number"
-MEMORY = "volcano.sh/vgpu-memory"
 PATH = "/api/v1/namespaces/default/pods"
-SERVICES = ("watcher", "placer", "binder")
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "complete"),
@@ -58,7 +58,7 @@ def limited_pod(name: str, memory_mib: int) -> Json:
             {"name": "GPU_DRIVER_STATE", "value": f"/gpus/{STATE}"},
             {"name": "NEEDS_LIMIT", "value": "1"},
         ],
-        "resources": {"limits": {NUMBER: "1", MEMORY: str(memory_mib)}},
+        "resources": {"limits": {NUMBER: "1", MEMORY_MIB: str(memory_mib)}},
     }
     spec = {
         "schedulerName": "leasehold",
@@ -118,27 +118,8 @@ class Trial:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def trial() -> AsyncIterator[Trial]:
-    with tempfile.TemporaryDirectory(prefix="lh-n-", ignore_cleanup_errors=True) as folder:
-        async with control_plane() as plane, nats_server() as nats:
-            plane.start_controllers()
-            with valkey_server() as valkey:
-                await valkey.ready()
-                running = [
-                    ServiceProcess(
-                        name,
-                        *("--nats-url", nats.url, "--instance", name),
-                        *(("--redis-url", valkey.url) if name != "watcher" else ()),
-                        *(("--kubeconfig", str(plane.kubeconfig)) if name != "placer" else ()),
-                    )
-                    for name in SERVICES
-                ]
-                try:
-                    async with container_node(plane, nats.url, Path(folder)) as node:
-                        await until(lambda: node.amount(NUMBER), limit_s=120)
-                        yield Trial(node)
-                finally:
-                    for service in running:
-                        service.end()
+    async with leased_node() as node:
+        yield Trial(node)
 
 
 @pytest.mark.asyncio(loop_scope="session")
