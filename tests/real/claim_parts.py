@@ -1,11 +1,11 @@
-"""What leases claims on a real API server, and nodes whose ResourceSlices follow the ledger."""
+"""A real API server and kube-scheduler, where claims are leased, on nodes without machines."""
 
 import asyncio
 import contextlib
-import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import cast
 
 from services.claims.clients import ClaimAgentClient, ClaimClient
@@ -20,7 +20,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiObject
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import SystemClock
+from shared.model.clock import SystemClock, in_background
 from shared.model.devices.device import Device
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
@@ -28,10 +28,17 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
-from tests.support.placer.ledger import facts, report
+from tests.real.control_plane import ControlPlane, Json, control_plane
+from tests.real.node_parts import create_nodes
+from tests.support.placer.ledger import assert_sound, facts, ledger, report
+from tests.support.servers.valkey import valkey_server
+from tests.support.waiting import until
 
+API = "/apis/resource.k8s.io/v1"
 DEBOUNCE_S = 0.2
+AFTER_S = 180.0
 RETRY_S = 1.0
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -46,6 +53,7 @@ class SliceNodes:
     due: set[NodeName] = field(default_factory=set)
     refused: list[NodeName] = field(default_factory=list)
     """Nodes whose slices were lowered before a refusal."""
+    reported_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._locks: defaultdict[NodeName, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -54,8 +62,13 @@ class SliceNodes:
         """Report the nodes to the ledger, and write their first slices."""
         for node, devices in self.devices.items():
             await self.ledger.save_nodes([facts(node)])
-            await self.ledger.save_devices([report(node, devices, at=1.0)])
+            await self.report_devices(node, devices)
             await self._write(node)
+
+    async def report_devices(self, node: NodeName, devices: Sequence[Device]) -> None:
+        """Report devices to the ledger, whatever the slices have."""
+        self.reported_at += 1.0
+        await self.ledger.save_devices([report(node, devices, at=self.reported_at)])
 
     async def list_terminated(self, _: NodeName, claims: Sequence[PodUid]) -> set[PodUid]:
         return set(claims)
@@ -144,11 +157,69 @@ class ClaimService:
             await self._handle(self.tracker.resync_unanswered())
 
 
-async def profiles_of_bound_pods(kube: KubernetesClient, namespace: str) -> dict[str, str]:
-    """Return the profile that each pod that has a node is named after, by the name of its claim."""
-    items = json.loads(await kube.read(f"/api/v1/namespaces/{namespace}/pods"))["items"]
-    return {
-        pod["metadata"]["name"]: pod["metadata"]["labels"]["profile"]
-        for pod in items
-        if pod["spec"].get("nodeName")
-    }
+@dataclass(slots=True)
+class ClaimCluster:
+    plane: ControlPlane
+    ledger: RedisLeases
+    nodes: SliceNodes
+
+    async def add_pod(
+        self, namespace: str, name: str, devices: Json, labels: Mapping[str, str] = NONE
+    ) -> None:
+        """Create a pod, and its claim of the same name for `devices`."""
+        claim = {"metadata": {"name": name}, "spec": {"devices": devices}}
+        await self.plane.create(f"{API}/namespaces/{namespace}/resourceclaims", claim)
+        container = {"name": "c", "image": "pause", "resources": {"claims": [{"name": "gpu"}]}}
+        spec = {
+            "schedulerName": "default-scheduler",
+            "automountServiceAccountToken": False,
+            "containers": [container],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+            "terminationGracePeriodSeconds": 0,
+        }
+        metadata = {"name": name, "labels": dict(labels)}
+        await self.plane.create(
+            f"/api/v1/namespaces/{namespace}/pods", {"metadata": metadata, "spec": spec}
+        )
+
+    async def pods(self, namespace: str) -> dict[str, Json]:
+        items = await self.plane.objects(f"/api/v1/namespaces/{namespace}/pods")
+        return {pod["metadata"]["name"]: pod for pod in items}
+
+    async def bound_pods(self, namespace: str) -> dict[str, Json]:
+        """Return the pods that have a node."""
+        pods = await self.pods(namespace)
+        return {name: pod for name, pod in pods.items() if pod["spec"].get("nodeName")}
+
+    async def leases(self, namespace: str) -> dict[str, Lease]:
+        """Return the leases by the name of their claim; no device has more than it has room for."""
+        leases = await assert_sound(self.ledger)
+        return {lease.name: lease for lease in leases if lease.namespace == namespace}
+
+    async def clear(self, namespace: str) -> None:
+        """Delete all pods and claims, and wait until their leases have ended."""
+        for pod in await self.pods(namespace):
+            await self.plane.kube.delete(f"/api/v1/namespaces/{namespace}/pods/{pod}", grace_s=0)
+        await self.plane.kube.delete(f"{API}/namespaces/{namespace}/resourceclaims")
+        await until(lambda: self.leases(namespace), lambda held: not held, limit_s=AFTER_S)
+
+
+@contextlib.asynccontextmanager
+async def claim_cluster(
+    nodes: Mapping[str, Mapping[str, str]], devices: Mapping[NodeName, Sequence[Device]]
+) -> AsyncIterator[ClaimCluster]:
+    """Start all of it, on nodes with these labels and devices."""
+    async with contextlib.AsyncExitStack() as stack:
+        plane = await stack.enter_async_context(control_plane())
+        plane.start_controllers()
+        plane.start_scheduler()
+        valkey = stack.enter_context(valkey_server())
+        await valkey.ready()
+        leases = await stack.enter_async_context(ledger(valkey.url, {}))
+        await create_nodes(plane, nodes)
+        claims = ClaimClient(plane.kube, SystemClock())
+        slice_nodes = SliceNodes(plane.kube, leases, claims, devices)
+        await slice_nodes.save()
+        service = ClaimService(plane.kube, leases, slice_nodes)
+        await stack.enter_async_context(in_background(service.run()))
+        yield ClaimCluster(plane, leases, slice_nodes)

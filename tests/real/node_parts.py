@@ -30,6 +30,8 @@ KUBELETS = "system:kube-controller-manager"
 GPUS = 4
 GPU_MIB = 81_920
 SLOTS = 40
+SERVED = (TRIGGER, "leasehold.dev/share", "nvidia.com/gpu")
+"""Resources of the device plugin."""
 ROOM = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "250"}
 
 
@@ -46,7 +48,8 @@ NODES = nodes_of_zones(a=2, b=2)
 
 
 async def create_nodes(plane: ControlPlane, nodes: Mapping[str, Mapping[str, str]]) -> None:
-    amounts = ROOM | {TRIGGER: str(GPUS * SLOTS), "volcano.sh/vgpu-memory": str(GPUS * GPU_MIB)}
+    amounts = ROOM | dict.fromkeys(SERVED, str(GPUS * SLOTS))
+    amounts["volcano.sh/vgpu-memory"] = str(GPUS * GPU_MIB)
     for name, labels in nodes.items():
         metadata = {"name": name, "labels": dict(labels), "annotations": {AGENT_ANNOTATION: "1"}}
         status = {
@@ -65,7 +68,7 @@ async def run_agents(nats_url: str, nodes: Mapping[str, object]) -> None:
             devices=devices(
                 GPUS, name, model="NVIDIA A100-SXM4-80GB", memory_mib=GPU_MIB, slots=SLOTS
             ),
-            served=(TRIGGER,),
+            served=SERVED,
         )
         for name in nodes
     }
