@@ -273,8 +273,10 @@ def test_pods_of_pages_and_examples_are_admitted_and_request_gpus(pods: list[Any
     decisions = [decide(PodAdmission(pod=reviewed(pod, "default"), policy=policy)) for pod in pods]
 
     assert [each.message for each in decisions if not each.allowed] == []
-    has_claims = any(pod["spec"].get("resourceClaims") for pod in pods)
-    assert has_claims or any(each.requests_gpu for each in decisions)
+    assert any(
+        decision.requests_gpu or pod["spec"].get("resourceClaims")
+        for decision, pod in zip(decisions, pods, strict=True)
+    )
 
 
 def test_tables_have_a_row_for_every_dialect_and_every_example() -> None:

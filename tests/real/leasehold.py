@@ -221,7 +221,8 @@ class Namespace:
                 assert pod["spec"]["nodeName"] in reached
         leases = await self._leases()
         assert {lease.name for lease in leases} == set(pods)
-        assert not self.leasehold.kubelets.bound_without_volume()
+        early = self.leasehold.kubelets.bound_without_volume()
+        assert not early, early
 
 
 def _reached(volume: Json, disks: Disks) -> set[str]:

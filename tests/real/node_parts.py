@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from services.binder.bind.claim_progress import BIND_COMPLETED
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.reflector import follow
@@ -113,6 +114,7 @@ class Kubelets:
     """Runs pods that are bound, and ends those that are deleted.
 
     It notes pods that were bound before their claims: resource versions show which write was first.
+    A claim is bound as for kube-scheduler, by the annotation; its phase follows in another write.
     """
 
     kube: KubernetesClient
@@ -130,7 +132,7 @@ class Kubelets:
         path = "/api/v1/persistentvolumeclaims"
         async for batch in follow(self.kube, path, ApiVolumeClaim, retry_s=RETRY_S):
             for _, claim in batch.changed:
-                if claim is not None and claim.status.phase == "Bound":
+                if claim is not None and BIND_COMPLETED in claim.metadata.annotations:
                     meta = claim.metadata
                     version = int(meta.resource_version)
                     self.bound_at.setdefault((meta.namespace, meta.name), version)
@@ -158,7 +160,8 @@ class Kubelets:
     def bound_without_volume(self) -> list[str]:
         """Return the pods that were bound before one of their claims was."""
         return [
-            f"{pod.metadata.namespace}/{pod.metadata.name} and {name}"
+            f"{pod.metadata.namespace}/{pod.metadata.name} at {version}, and {name} at "
+            f"{self.bound_at.get((pod.metadata.namespace, name))}"
             for pod, version in self.pods.values()
             for name in claims_of(pod)
             if self.bound_at.get((pod.metadata.namespace, name), version) >= version

@@ -5,14 +5,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.binder.bind.claim_progress import BIND_COMPLETED
 from shared.model.errors import RequestError
 from shared.pods.storage import BETA_CLASS
 from tests.real.control_plane import ControlPlane, Json
 from tests.support.storage import NAMESPACE
 from tests.support.volume_case import Case
 
-BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
-"""By this annotation of the volume controller kube-scheduler knows a claim that is bound."""
 KEPT = "example.com/kept"
 """A finalizer."""
 STORAGE = "/apis/storage.k8s.io/v1"
