@@ -162,7 +162,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         _nothing,
     ),
     "limits that the driver keeps count as lowered": (
-        "services.node_agent.resize.limit_updates.LimitUpdater._lower_driver",
+        "services.node_agent.resize.limit_updates.LimitUpdater._lower_exact",
         _nothing,
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
