@@ -64,6 +64,7 @@ RANGES = (
 PERIOD = "period"
 PERIOD_POINTS = 150
 LONGEST_PERIOD_S = 400 * DAY_S
+"""Of a free period that a viewer asks for: a year and a month, so that a query has a bound."""
 
 
 def range_of(name: str) -> HistoryRange:
