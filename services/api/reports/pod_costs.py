@@ -41,8 +41,8 @@ def cost_of_finished(
     pod: FinishedPod, devices: Mapping[DeviceUuid, DeviceView], prices: Prices
 ) -> PodCost:
     """Return what a pod has cost, by the devices that are still there."""
-    each = Fraction(pod.gpus).limit_denominator(10_000) / max(len(pod.devices), 1)
-    price = _price(dict.fromkeys(pod.devices, each), devices, prices)
+    part = Fraction(pod.gpus).limit_denominator(10_000) / max(len(pod.devices), 1)
+    price = _price(dict.fromkeys(pod.devices, part), devices, prices)
     hours = _hours(pod.started, pod.ended)
     return PodCost(
         gpu_hours=pod.gpu_hours,

@@ -113,7 +113,7 @@ class Pseudonyms:
             names = sorted((name for name in self._names if len(name) >= LEAST), key=len)
             words = "|".join(map(re.escape, reversed(names)))
             self._words = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)" if words else r"(?!)")
-        return self._words.sub(lambda found: self._names[found[0]], text)
+        return self._words.sub(lambda match: self._names[match[0]], text)
 
 
 def _names_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ container runs.
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def driver_limits(gpu_state: Path) -> dict[tuple[str, str], int]:
 
 
 @dataclass(kw_only=True)
-class JudgedNode:
+class JudgedNode(ABC):
     """A subclass runs a pod, and says which lease it has."""
 
     node: Node
@@ -94,13 +95,13 @@ class JudgedNode:
         await self.remove(name)
         self.free[kind].add(slot)
 
+    @abstractmethod
     async def create(self, name: str, kind: str, slot: int, memory_mib: int) -> None:
         """Create a pod that ends by itself after `RUN_S`."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def remove(self, name: str) -> None:
         """Delete a pod that has ended."""
-        raise NotImplementedError
 
     async def reached(self, name: str, *phases: str) -> Json:
         status: Json = await until(

@@ -151,9 +151,9 @@ def test_pods_of_another_kind_get_the_room_that_a_whole_gang_leaves() -> None:
     members = [in_gang(on_gpus(name, name, 0), 2) for name in "ab"]
     given = inputs(*(node(name, 1, of) for name, of in zip("ab", members, strict=True)))
 
-    found = plan_for_gang([WHOLE, requesting(SIZE // 2)], 2, GANG, given)
+    outcome = plan_for_gang([WHOLE, requesting(SIZE // 2)], 2, GANG, given)
 
-    assert victims(found) == ["a", "b"]
+    assert victims(outcome) == ["a", "b"]
 
 
 def test_limits_and_disruption_budgets_hold_for_all_victims_together() -> None:

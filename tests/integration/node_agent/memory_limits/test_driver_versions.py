@@ -51,7 +51,9 @@ async def test_running_pods_keep_what_holds_them_and_new_ones_get_what_the_drive
             await agent.usage.audit.audit()
 
             assert "older than R615" in cluster.message("third")
-            lost = [(found.name, found.reason) for found in agent.usage.audit.violations]
+            lost = [
+                (violation.name, violation.reason) for violation in agent.usage.audit.violations
+            ]
             assert set(lost) == {("second", "GpuLimitMissing")}
             assert limit_mib(region) == 1_000
             assert cluster.node.pod("first")["status"]["phase"] == "Running"

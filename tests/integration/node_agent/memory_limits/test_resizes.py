@@ -224,7 +224,9 @@ async def test_the_driver_and_hami_core_have_equal_limits_and_a_difference_is_re
         await agent.usage.audit.audit()
         await agent.usage.scan()
 
-        differences = {found.reason: found.message for found in agent.usage.audit.violations}
+        differences = {
+            violation.reason: violation.message for violation in agent.usage.audit.violations
+        }
         assert differences.keys() == {"GpuLimitDiffers", "GpuLimitMissing", "GpuLimitTampered"}
         metrics = {
             sample.labels["reason"]: sample.value

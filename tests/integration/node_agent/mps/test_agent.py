@@ -106,31 +106,31 @@ async def test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_
         assert device.offer.memory[0] == device.offer.compute[0] == "mps"
         enforcer, daemons = mps_of(agent)
         enforcer.young_s = 3600.0
-        one = await run(cluster, "one")
+        lease = await run(cluster, "one")
         two = await run(cluster, "two", cores=60, slot=1)
         assert cluster.env("one")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=1000M"
-        assert control(cluster, one).do("get_default_active_thread_percentage") == "30.0"
+        assert control(cluster, lease).do("get_default_active_thread_percentage") == "30.0"
         assert control(cluster, two).do("get_default_active_thread_percentage") == "60.0"
         load = program(cluster, driver_folder, "one")
         try:
             assert load.fits("700m")
             assert not load.fits("100m")  # its context takes 256 MiB
-            await until(lambda: control(cluster, one).clients == [load.pid])
+            await until(lambda: control(cluster, lease).clients == [load.pid])
             assert not control(cluster, two).clients
             await agent.usage.audit.audit()
             assert not agent.usage.audit.violations
-            read = agent.usage.audit.read[one.pod, "main", GPU]
+            read = agent.usage.audit.read[lease.pod, "main", GPU]
             assert (read.memory_bytes, read.cores_percent) == (1000 << 20, 30)
         finally:
             load.kill()
-        await cluster.release(one)
+        await cluster.release(lease)
         await cluster.delete_pod("one")
         await enforcer.end({two.pod}, set())
         assert len(await daemons.list()) == 2, "one that has just been started stays"
         enforcer.young_s = 0.0
         await enforcer.end({two.pod}, set())
         assert [started.target.holder for started in await daemons.list()] == [two.pod]
-        assert not control(cluster, one).pipes.exists()
+        assert not control(cluster, lease).pipes.exists()
 
 
 async def test_no_container_starts_while_its_daemon_does_not_have_its_limits(

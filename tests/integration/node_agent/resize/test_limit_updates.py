@@ -248,14 +248,14 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_what_the_lease_is(
 ) -> None:
     """Another pod may have the rest of the device: a lost lease is restored as it is reported."""
     async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
-        known = agent.checkpoint.allocations[0].lease
+        kept = agent.checkpoint.allocations[0].lease
         smaller = sized(lease, 1_000, later=0)
         if ledger == "has lost it":
             cluster.ledger.leases.clear()
             # Later than what a rebuild may find on the pod: the ledger restores what is here.
-            known = structs.replace(smaller, resized_at=smaller.resized_at + LATER_S)
+            kept = structs.replace(smaller, resized_at=smaller.resized_at + LATER_S)
         elif ledger == "has it smaller":
-            known = cluster.ledger.grant(sized(lease, 1_000))
+            kept = cluster.ledger.grant(sized(lease, 1_000))
         cluster.ledger.unavailable = True
         before = len(cluster.ledger.requests)
         assert (await update_limits_of(agent, smaller, "resize")).applied
@@ -265,7 +265,7 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_what_the_lease_is(
         cluster.ledger.unavailable = False
         await until(lambda: agent.checkpoint.entries[0].lowered is None)
 
-        assert agent.checkpoint.allocations[0].lease == known
+        assert agent.checkpoint.allocations[0].lease == kept
         await until(lambda: limit_mib(place) == mib)
 
 
