@@ -18,6 +18,7 @@ from services.node_agent.compute_time.time_shares import (
 from services.node_agent.enforcers.compute_time import (
     ComputeTime,
     limits_path,
+    priority_of,
     time_limits,
     written_use,
 )
@@ -47,7 +48,7 @@ class TimePart:
 
     @property
     def share(self) -> TimeShare:
-        return TimeShare(percent=self.limit.percent, use=self.use)
+        return TimeShare(percent=self.limit.percent, use=self.use, priority=priority_of(self.entry))
 
     @property
     def key(self) -> "PartKey":

@@ -19,6 +19,8 @@ _OVER_PERCENT = 10
 """What a container may be charged beyond its limit in `JUDGED_NS`: 50 ms were saved, and kernels
 that compete are measured too long."""
 JUDGED_NS = 10 * S
+DEFAULT_PRIORITY = 1
+"""As HAMi has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class TimeShare:
     percent: int
     """0 is no limit."""
     use: TimeUse
+    priority: int = DEFAULT_PRIORITY
+    """A smaller number comes first: HAMi's `nvidia.com/priority`."""
 
     def is_active(self, now_ns: int) -> bool:
         return self.use.asked_at > now_ns - ACTIVE_NS
@@ -36,20 +40,28 @@ class TimeShare:
 def allowed_percents(shares: Sequence[TimeShare], policy: str, now_ns: int) -> list[int]:
     """Return what each container may use of the GPU now.
 
-    By the policy `default`, those that compute divide what others leave unused, in the proportion
-    of their limits. What computes without a limit leaves nothing.
+    By the policy `default`, those of the first priority that compute divide what all leave unused,
+    in the proportion of their limits. What computes without a limit leaves nothing.
 
     >>> idle, busy = TimeUse(), TimeUse(asked_at=5 * S)
     >>> shares = [TimeShare(percent=20, use=busy), TimeShare(percent=50, use=idle)]
     >>> allowed_percents(shares, "default", 5 * S), allowed_percents(shares, "force", 5 * S)
     ([100, 50], [20, 50])
+    >>> first = TimeShare(percent=50, use=busy, priority=0)
+    >>> allowed_percents([shares[0], first], "default", 5 * S)
+    [20, 80]
     """
-    total = sum(share.percent for share in shares if share.is_active(now_ns))
+    active = [share for share in shares if share.is_active(now_ns)]
+    unused = ALL - sum(share.percent for share in active)
     is_limited = all(share.percent > 0 for share in shares)
-    if policy != "default" or not is_limited or not 0 < total < ALL:
+    if policy != "default" or not active or not is_limited or unused <= 0:
         return [share.percent for share in shares]
+    priority = min(share.priority for share in active)
+    total = sum(share.percent for share in active if share.priority == priority)
     return [
-        share.percent * ALL // total if share.is_active(now_ns) else share.percent
+        share.percent + unused * share.percent // total
+        if share.priority == priority and share.is_active(now_ns)
+        else share.percent
         for share in shares
     ]
 

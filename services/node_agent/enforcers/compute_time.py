@@ -14,13 +14,13 @@ from services.node_agent.compute_time.time_files import (
 )
 from services.node_agent.compute_time.time_layouts import TimeLimit, TimeUse
 from services.node_agent.compute_time.time_library import TimeLibrary
-from services.node_agent.compute_time.time_shares import forgeries
+from services.node_agent.compute_time.time_shares import DEFAULT_PRIORITY, forgeries
 from services.node_agent.enforcers.enforcer import Difference, Enforcer, Facts, HeldLimit, ReadBack
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.compute_time import LIMITS, USE_DIRECTORY, mounted_at
-from shared.dialects.hami_core import shares_by_index
+from shared.dialects.hami_core import PRIORITY, shares_by_index
 from shared.model.devices.device import DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
@@ -50,6 +50,11 @@ def time_limits(entry: CheckpointEntry) -> tuple[TimeLimit, ...]:
         for share in shares_by_index(entry.lease, entry.allocation.container)
         if share.compute == "time"
     )
+
+
+def priority_of(entry: CheckpointEntry) -> int:
+    """Return the priority of a container among those that share its GPU."""
+    return int(entry.limits.environment.get(PRIORITY, DEFAULT_PRIORITY))
 
 
 def written_use(entry: CheckpointEntry) -> tuple[TimeUse, ...]:

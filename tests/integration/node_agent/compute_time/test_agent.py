@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -21,6 +22,8 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.dialects.hami_core import PodMemo
+from shared.dialects.nvidia.dialect import COUNT
 from shared.model.events.node_events import ViolationReason
 from shared.model.events.request_reply import LimitsRequest
 from shared.model.leases.lease import Lease
@@ -279,6 +282,29 @@ async def test_what_one_leaves_unused_the_others_may_use_by_the_policy_default(
         assert alone == (100, 50)
         assert both == (28, 71)
         assert (limit(cluster, busy).allowed, limit(cluster, idle).allowed) == (20, 50)
+
+
+async def test_what_all_leave_unused_goes_to_the_first_priority_that_computes(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running():
+        later = await run(cluster, "later", 20)
+        created = cluster.node.create(pod("first", limits={COUNT: 1}))["metadata"]
+        lease = time_lease(created["uid"], "first", 50, slot=1)
+        memo = msgspec.json.encode(PodMemo(priorities={"main": 0})).decode()
+        first = cluster.ledger.grant(structs.replace(lease, dialect="nvidia", memo=memo))
+        await cluster.node.phase("first", "Running")
+        clock = [time.monotonic_ns() + 3600 * S]
+        write_use(use_file(cluster, later), asked_at=clock[0])
+        steering = await steering_of(cluster, "default", [], clock)
+
+        await steering.steer()
+        alone = limit(cluster, later).allowed, limit(cluster, first).allowed
+        write_use(use_file(cluster, first), asked_at=clock[0])
+        await steering.steer()
+
+        assert alone == (100, 50), "none of a higher priority computes"
+        assert (limit(cluster, later).allowed, limit(cluster, first).allowed) == (20, 80)
 
 
 async def test_limits_of_a_pod_that_is_being_changed_are_written_in_a_later_turn(
