@@ -1,7 +1,10 @@
 """Containers whose compute time the library limits, on the simulated GPUs' driver."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pynvml
 
 from services.node_agent.compute_time.time_files import read_time_use, write_time_limits
 from services.node_agent.compute_time.time_layouts import TimeLimit, TimeUse
@@ -49,6 +52,17 @@ class TimeContainer:
         )
         self.loads.append(load)
         return load
+
+    def show_measured(self, gpu: DriverGpu) -> None:
+        """Let it know what NVML shows of its only process on a GPU, as the agent does."""
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
+        pid = self.loads[0].pid
+        self.limit(
+            self.gpus[gpu.uuid],
+            measured=sum(sample.smUtil for sample in samples if sample.pid == pid),
+            measured_at=time.monotonic_ns(),
+        )
 
     def use(self) -> tuple[TimeUse, ...]:
         uses = read_time_use(self.directory / "use", len(self.gpus))

@@ -85,18 +85,6 @@ def test_containers_get_their_percent_whatever_their_kernels_are(
     assert not wrong
 
 
-def show_measured(container: TimeContainer, gpu: DriverGpu) -> None:
-    """Write what NVML shows of the container's only process, as the agent does."""
-    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    samples = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
-    pid = container.loads[0].pid
-    container.limit(
-        container.gpus[gpu.uuid],
-        measured=sum(sample.smUtil for sample in samples if sample.pid == pid),
-        measured_at=time.monotonic_ns(),
-    )
-
-
 def test_two_containers_with_25_and_75_percent_get_nine_tenths_of_that_at_once(
     nvml: GpuDriver, container: MakeContainer
 ) -> None:
@@ -120,7 +108,8 @@ def test_two_containers_with_25_and_75_percent_get_nine_tenths_of_that_at_once(
         for _ in range(int(seconds / PERIOD_S)):
             time.sleep(PERIOD_S)
             for percent in (25, 75):
-                show_measured(*containers[long, percent])
+                made, own = containers[long, percent]
+                made.show_measured(own)
         return list(measurement.percents().values())
 
     percents_of(3)  # NVML's percents are averaged
