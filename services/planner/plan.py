@@ -4,7 +4,7 @@ A gang that would end ends as a whole, or so few of its pods end that its minimu
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -132,7 +132,7 @@ class PlanInput:
     trials: ClusterTrials
     candidates: Sequence[VictimCandidate]
     limits: EvictionLimits = field(default_factory=EvictionLimits)
-    ending: Collection[PodUid] = ()
+    ending: Set[PodUid] = frozenset()
     """Pods that other preemptions end."""
 
     def endables(self) -> list[EndableLease]:
@@ -155,7 +155,7 @@ class PlanInput:
     def gangs_among(self, endables: Iterable[EndableLease]) -> EndingGangs:
         nodes = self.trials.nodes.values()
         leases = (lease for totals in nodes for lease in totals.leases)
-        return EndingGangs((lease for lease in leases if lease.pod not in self.ending), endables)
+        return EndingGangs(leases, endables, self.ending)
 
     def allows(self, ends: Sequence[EndableLease]) -> bool:
         return self.limits.allow([end.lease for end in ends])

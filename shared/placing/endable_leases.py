@@ -1,11 +1,12 @@
 """Leases that may end early for other pods, what their end costs, and their gangs; pure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 
 from shared.model.leases.lease import Lease, bookings
 from shared.model.leases.ledger import LedgerNode
+from shared.model.names import PodUid
 
 Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
 """Worst tier, leases, GPU-seconds used, minus the creation time of the oldest lease, names."""
@@ -51,16 +52,22 @@ class EndingGangs:
     """Which leases end together: a gang as a whole, or so few of its pods that its minimum stays.
 
     For example, of a gang of which 6 pods run and 4 must, one or two may end; with a third, all do.
+    Pods of `ending` end for others: the rest of their gang stays meanwhile, as the API server may
+    refuse those evictions.
     """
 
-    def __init__(self, leases: Iterable[Lease], endables: Iterable[EndableLease]) -> None:
+    def __init__(
+        self, leases: Iterable[Lease], endables: Iterable[EndableLease], ending: Set[PodUid]
+    ) -> None:
         self._pods = Counter[str]()
+        staying = Counter[str]()
         minimum = dict[str, int]()
         for lease in leases:
             if needs_others(lease):
                 self._pods[lease.gang] += 1
+                staying[lease.gang] += lease.pod not in ending
                 minimum[lease.gang] = max(lease.gang_min, minimum.get(lease.gang, 0))
-        self._spare = {gang: self._pods[gang] - least for gang, least in minimum.items()}
+        self._spare = {gang: staying[gang] - least for gang, least in minimum.items()}
         self._endable = dict[str, list[EndableLease]]()
         for endable in endables:
             if needs_others(endable.lease):
