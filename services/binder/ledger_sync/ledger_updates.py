@@ -219,13 +219,15 @@ class LedgerUpdater:
         return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        nodes = {event.pod: event.node for event in events if event.pod is not None}
+        """End the leases that agents refused. A claim may have another one by now: that stays."""
+        refused = {event.pod: event for event in events if event.pod is not None}
         leases = [
             lease
-            for lease in (await self.ledger.load(sorted(nodes)) if nodes else [])
+            for lease in (await self.ledger.load(sorted(refused)) if refused else [])
             if lease is not None
             and lease.state is not LeaseState.ACTIVE
-            and lease.node == nodes[lease.pod]
+            and lease.node == refused[lease.pod].node
+            and refused[lease.pod].version in {None, lease.version}
         ]
         return await self.release_unmoved(leases, reason="its node refused the pod")
 

@@ -64,8 +64,6 @@ class ClaimPreparation:
             async with self.grants.counted(DRIVER), self._lock(claim):
                 return await self._prepare(claim)
         except LeaseholdError as error:
-            if isinstance(error, OvercommitError | DeviceMismatchError):
-                self._report_refused(claim, str(error))
             logger.warning("ResourceClaim %s is not prepared: %s", claim, error)
             raise
 
@@ -116,7 +114,7 @@ class ClaimPreparation:
                 if path not in live:
                     path.unlink(missing_ok=True)
 
-    def _report_refused(self, claim: LeaseHolder, reason: str) -> None:
+    def _report_refused(self, lease: Lease, reason: str) -> None:
         """Report a lease on what another holder has been given, or on what has left the node.
 
         The device report after it restores that holder's lost lease.
@@ -125,10 +123,11 @@ class ClaimPreparation:
             ShareRefused(
                 node=self.node.name,
                 reason=reason,
-                pod=claim.pod,
-                namespace=claim.namespace,
-                name=claim.name,
+                pod=lease.pod,
+                namespace=lease.namespace,
+                name=lease.name,
                 claim=True,
+                version=lease.version,
             )
         )
         self.node.report_due.set()
@@ -161,6 +160,8 @@ class ClaimPreparation:
                 return self._recorded(claim.pod, generation)
             except LeaseholdError as error:
                 await self.node.checkpoint.forget((claim.pod,))  # none of them was handed out
+                if isinstance(error, OvercommitError | DeviceMismatchError):
+                    self._report_refused(lease, str(error))
                 if not isinstance(error, LeaseEndedError):
                     raise
                 logger.info("ResourceClaim %s: its lease ended before it was prepared", claim)

@@ -101,6 +101,8 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
     name: NameText = ""
     container: ContainerText = ""
     claim: bool = False
+    version: Fence | None = None
+    """Of the lease of a claim: another one may have replaced it before this is handled."""
 
 
 class ViolationReason(StrEnum):

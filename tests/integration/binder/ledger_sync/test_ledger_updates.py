@@ -343,6 +343,21 @@ async def test_the_lease_of_a_refused_share_is_released(new_world: NewWorld) -> 
     assert changed.lease.state is LeaseState.RELEASED
 
 
+async def test_a_refusal_of_a_claims_earlier_lease_does_not_end_the_present_one(
+    new_world: NewWorld,
+) -> None:
+    """The kubelet tries to prepare a claim again and again, and each time may be refused."""
+    world = await new_world(in_state(LeaseState.BOUND))
+    [stored] = (await world.leases()).values()
+    refused = ShareRefused(node=stored.node, reason="no room", pod=stored.pod, name=stored.name)
+    earlier = replace(refused, namespace=stored.namespace, version=stored.version - 1)
+
+    assert not await world.binder.release_refused([earlier])
+    (changed,) = await world.binder.release_refused([replace(earlier, version=stored.version)])
+
+    assert changed.lease.state is LeaseState.RELEASED
+
+
 async def test_a_node_gets_only_its_own_leases(new_world: NewWorld) -> None:
     world = await new_world(lease("p1", "n1"), lease("p2", "n2"))
 

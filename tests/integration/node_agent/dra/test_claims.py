@@ -246,6 +246,7 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
             await prepare(agent, late)
         [refused, *_] = await until(lambda: cluster.refused)
         assert (refused.pod, refused.name, refused.claim) == (late.pod, "other", True)
+        assert refused.version == late.version
         after = cluster.events.index(refused)
         await until(
             lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]), limit_s=3
