@@ -17,7 +17,11 @@ from tests.hardware import results
 from tools.generate.pages import DOCS, filled
 
 MEASURED = DOCS / "measured"
-PAGES = {DOCS / "performance.md": ("pace", "scenarios", "scale"), DOCS / "hardware.md": ("h200",)}
+PAGES = {
+    DOCS / "performance.md": ("pace", "scenarios", "scale"),
+    DOCS / "hardware.md": ("h200",),
+    DOCS / "compute-time.md": ("compute-time",),
+}
 """The files of each page, without `.json`."""
 Columns = Mapping[str, Mapping[str, str]]
 """By column and row, a cell: what `scenarios --results` writes."""
