@@ -17,7 +17,6 @@ from services.planner.rules import (
     VictimCandidate,
     allowance,
     is_worthwhile,
-    preempted,
     tier_of,
 )
 from shared.model.events.pod_events import PodQueued
@@ -361,24 +360,22 @@ def plan_input(
     candidates: list[VictimCandidate] = []
     own = state.budget_of(pending.namespace)
     exclusions = Exclusions(state, rules, now)
-    for node, lease in (
-        (totals.node, lease) for totals in cluster.nodes for lease in totals.leases
-    ):
+    for lease, gpus in cluster.trials.leases():
         pods = [pod for uid in lease.users if (pod := cluster.pods.get(uid)) is not None]
         theirs = state.budget_of(lease.namespace)
         if not pods or len(pods) < len(lease.users) or lease.pod == pending.pod:
             continue
-        cause = cause_for(pending, theirs, own, max(pod.priority for pod in pods))
+        cause = cause_for(pending, theirs, own, max([pod.priority for pod in pods]))
         if cause is None or any(exclusions.reason(lease, pod) is not None for pod in pods):
             continue
-        victims = tuple(preempted(lease, pod, cause, theirs) for pod in pods)
-        tiers = (tier_of(victim, pod, theirs) for victim, pod in zip(victims, pods, strict=True))
         candidates.append(
             VictimCandidate(
                 lease=lease,
-                victims=victims,
-                tier=max(tiers),
-                used_gpu_s=used_gpu_s(lease, node, now),
+                pods=tuple(pods),
+                cause=cause,
+                budget=theirs,
+                tier=max([tier_of(cause, pod, theirs) for pod in pods]),
+                used_gpu_s=used_gpu_s(lease, gpus, now),
             )
         )
     return PlanInput(

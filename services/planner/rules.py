@@ -67,11 +67,18 @@ class EvictionTier(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimCandidate:
     lease: Lease
-    victims: tuple[Victim, ...]
+    pods: tuple[PodSnapshot, ...]
     """Its pod, or all pods that use the ResourceClaim."""
+    cause: PreemptionCause
+    budget: BudgetChanged | None = None
+    """Of its namespace."""
     tier: EvictionTier
     used_gpu_s: float = 0.0
     """GPU-seconds that it has used, summed over its devices."""
+
+    @property
+    def victims(self) -> tuple[Victim, ...]:
+        return tuple(preempted(self.lease, pod, self.cause, self.budget) for pod in self.pods)
 
 
 def is_worthwhile(own: BudgetChanged | None, now: float) -> bool:
@@ -190,7 +197,8 @@ class Exclusions:
         if self._now - lease.created_at < self._rules.preemption_min_runtime_s:
             return f"it has not run for {self._rules.preemption_min_runtime_s:g} s"
         owner = owner_key(pod)
-        if cooldown_until(self._evicted.get(owner, ()), owner, self._rules) > self._now:
+        past = self._evicted.get(owner)
+        if past is not None and cooldown_until(past, owner, self._rules) > self._now:
             return "a pod of its owner was evicted recently"
         if pod.pod in self._blocked:
             return f"the API server refused its eviction less than {BLOCKED_S:g} s ago"
@@ -233,10 +241,10 @@ def preempted(
     return victim_of(pod, lease.node, cause, lease=lease, budget=state)
 
 
-def tier_of(victim: Victim, pod: PodSnapshot, budget: BudgetChanged | None) -> EvictionTier:
+def tier_of(cause: PreemptionCause, pod: PodSnapshot, budget: BudgetChanged | None) -> EvictionTier:
     return EvictionTier(
         unowned=not pod.owner,
-        cause=_PRECEDENCE.index(victim.cause),
+        cause=_PRECEDENCE.index(cause),
         overdraft=-overdraft_permille(budget),
         priority=pod.priority,
     )

@@ -25,6 +25,7 @@ from shared.placing.endable_leases import (
     Endables,
     EndingGangs,
     cost_of,
+    gpus_by_lease,
     needs_others,
     used_gpu_s,
 )
@@ -93,6 +94,8 @@ class ClusterTrials:
         self.nodes: Mapping[NodeName, NodeTotals] = {}
         """Without the leases of the leaving pods."""
         self.cluster = TrialCluster()
+        self._gpus: dict[NodeName, dict[PodUid, float]] = {}
+        """Of all nodes, by lease."""
         self._changed: NodeName | None = None
         self.update(nodes, leaving)
 
@@ -102,10 +105,19 @@ class ClusterTrials:
         remaining = {totals.node.facts.name: without(totals, leaving) for totals in nodes}
         for name in self.nodes.keys() - remaining.keys():
             self.cluster.remove_node(name)
+            del self._gpus[name]
         for name in sorted(remaining):
             if self.nodes.get(name) is not remaining[name]:
                 self.cluster.put_node(remaining[name].node)
+                self._gpus[name] = gpus_by_lease(remaining[name])
         self.nodes = {name: remaining[name] for name in sorted(remaining)}
+
+    def leases(self) -> Iterator[tuple[Lease, float]]:
+        """Yield the leases, and what each has of its GPUs, summed."""
+        for name, totals in self.nodes.items():
+            gpus = self._gpus[name]
+            for lease in totals.leases:
+                yield lease, gpus[lease.pod]
 
     def node_as_it_is(self, request: PodRequest) -> NodeName | None:
         """Return the first node on which the pod fits without any lease's end, or None."""
@@ -286,6 +298,9 @@ class RoomSearch:
         if not self._on_one_device:
             yield from combinations(among, size)
             return
+        if size == 1:
+            yield from [(endable,) for endable in among if endable.lease.shares]
+            return
         on_device: dict[DeviceUuid, list[EndableLease]] = {}
         for endable in among:
             for device in {share.device for share in endable.lease.shares}:
@@ -325,9 +340,8 @@ def rooms_by_few(
 ) -> Iterator[Room]:
     """Yield room by the end of at most `FEW_LEASES` leases, all equally undesirable."""
     candidates = [
-        EndableLease(lease=lease, used_gpu_s=used_gpu_s(lease, totals.node, now))
-        for totals in trials.nodes.values()
-        for lease in totals.leases
+        EndableLease(lease=lease, used_gpu_s=used_gpu_s(lease, gpus, now))
+        for lease, gpus in trials.leases()
         if may_end(lease)
     ]
     search = RoomSearch(

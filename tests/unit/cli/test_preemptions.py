@@ -11,21 +11,26 @@ from shared.model.leases.preemption import (
     EvictionOutcome,
     EvictionRecord,
     Preemption,
+    PreemptionCause,
     PreemptionState,
     StoredPreemption,
 )
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.views.plans import ProtectedPod
 from shared.model.views.preemptions import DryRunView, PreemptionsView, VictimView
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.build import lease
 from tests.support.placer.ledger import share
-from tests.unit.planner.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
+from tests.support.planner.scene import budget
+from tests.unit.planner.test_rules import ANNOUNCED, EVICTED, NOW, eviction
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
     lease=lease("v", "n", share("n"), namespace="a"),
-    victims=(victim(),),
+    pods=(PodSnapshot(PodUid("v"), NodeName("n"), namespace=Namespace("a"), name="v"),),
+    cause=PreemptionCause.RECLAIMABLE,
+    budget=budget("a"),
     tier=TIER,
     used_gpu_s=12.5,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.planner.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
-from services.planner.rules import Allowance, EvictionTier, VictimCandidate, preempted
+from services.planner.rules import Allowance, EvictionTier, VictimCandidate
 from shared.model.devices.device import DeviceUse, numa_cpus_name
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use
@@ -71,7 +71,8 @@ def candidate(
     }
     return VictimCandidate(
         lease=of,
-        victims=(preempted(of, pod, cause, None),),
+        pods=(pod,),
+        cause=cause,
         tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
         used_gpu_s=used_gpu_s,
     )
