@@ -32,6 +32,7 @@ from services.api.projection.recent_events import PodEvent, pod_of
 from services.api.projection.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from services.api.reports.cluster_metrics import export_cluster, export_servers, observe_bound
 from services.api.reports.history import RANGES, sample_of
+from services.api.reports.promises import PromiseJournal, export_promises
 from services.api.reports.recent_history import RecentHistory
 from shared.ledger.connection_pool import LATEST_REPLIES, LedgerClock
 from shared.ledger.leases import RedisLeases
@@ -123,7 +124,7 @@ class ApiTiming:
     usage_s: float = 5.0
     """Interval of requests for the measured usage of shares."""
     preemptions_s: float = 5.0
-    """Interval of readings of the evictions of the last hour."""
+    """Interval of readings of the evictions of the last hour, and of promised starts that ended."""
     finished_s: float = 2.0
     """Interval of records of pods that have finished, which events explain meanwhile."""
     idle_after_s: float = IDLE_AFTER_S
@@ -155,6 +156,7 @@ class ApiService:
         self.timing = timing or ApiTiming()
         self.projection = Projection()
         self.history = RecentHistory()
+        self.promises = PromiseJournal()
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[AffectedObject] = []
@@ -321,6 +323,8 @@ class ApiService:
     async def export_metrics(self) -> None:
         export_cluster(self.projection, self.missing, self.clock.now())
         export_servers(self.clocks, self.replies_s)
+        now = self.clock.now()
+        export_promises(self.promises.view(all_namespaces, now, None, None).total)
 
     @loops(every_s=lambda service: service.timing.usage_s)
     async def update_usage(self) -> None:
@@ -343,6 +347,10 @@ class ApiService:
         state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
         self.data = structs.replace(self.data, ledger_at=self.clock.now())
         self.feed.publish(self.projection.update_preemptions(state))
+
+    @loops(every_s=lambda service: service.timing.preemptions_s)
+    async def read_promises(self) -> None:
+        await self.promises.read(self.preemptions)
 
     @loops(every_s=lambda service: service.timing.preemptions_s)
     async def watch_gated_pods(self) -> None:

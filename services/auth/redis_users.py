@@ -13,7 +13,10 @@ from shared.ledger.function_library import FUNCTIONS
 LEDGER = "lh:*"
 QUOTAS = "lh-quotas*"
 PREEMPTION = "lh-preemption:*"
-PLANS = ("lh-preemption:preemptions", "lh-preemption:leader:planner")
+PLANS = (
+    *("lh-preemption:preemptions", "lh-preemption:promises"),
+    "lh-preemption:leader:planner",
+)
 """What planners write of it: the journal of evictions, the states of budgets, by which they decide,
 and the leader of binders are read only."""
 BUDGET = "lh-budget:*"

@@ -389,9 +389,10 @@ class BudgetArguments(ClusterArguments):
     "--cost --from 2031-05-01T00:00:00Z --to 2031-06-01T00:00:00Z --csv > focus.csv",
     "--idle                   what is held now without being used, by namespace and owner",
     "--idle --idle-after 60 --json",
+    "--starts                 how many promised starts were kept, and how early they were known",
 )
 class Report(UsageArguments):
-    """Sum up GPU time, costs, or GPUs that are leased without use."""
+    """Sum up GPU time, costs, GPUs that are leased without use, or promised starts."""
 
     window: str = argument("", "only this window, such as 2031-05")
     from_: str = argument("", "only GPU time since then, RFC 3339", metavar="TIME")
@@ -406,18 +407,21 @@ class Report(UsageArguments):
     step: str = argument(
         "", "with --cost: one row per hour or day; default of csv: day", one_of=("hour", "day")
     )
-    idle: bool = argument(
-        False,
-        "GPU-hours and MiB-hours of the shares that are idle now, since their last use",
-    )
+    idle: bool = argument(False, "GPU-hours and MiB-hours of the shares that are idle now")
+    starts: bool = argument(False, "promised starts that were kept, and how early they were known")
 
     def check(self) -> None:
-        of_idle = {"--from": self.from_, "--to": self.to, "--csv": self.output == "csv"}
-        of_cost = {"--window": self.window, "--group-by": self.group_by}
-        unused = of_cost if self.cost else of_cost | of_idle if self.idle else {}
-        used = {**unused, "--idle": self.cost and self.idle}
-        if names := ", ".join(name for name, value in used.items() if value):
-            what = "--cost reports all GPUs" if self.cost else "--idle reports what is held now"
+        others = {"--window": self.window, "--group-by": self.group_by, "--starts": self.starts}
+        as_csv = {"--csv": self.output == "csv"}
+        if self.cost:
+            what, unused = "--cost reports all GPUs", {**others, "--idle": self.idle}
+        elif self.idle:
+            what = "--idle reports what is held now"
+            unused = {**others, "--from": self.from_, "--to": self.to, **as_csv}
+        else:
+            what = "--starts reports promises"
+            unused = {**others, **as_csv, "--starts": False} if self.starts else {}
+        if names := ", ".join(name for name, value in unused.items() if value):
             raise RequestError(f"{what}: omit {names}")
         if self.step and not self.cost:
             raise RequestError("--step has an effect with --cost only")

@@ -27,6 +27,7 @@ from shared.model.leases.ledger import NodeTotals, Reservation, WaitingPod, rese
 from shared.model.leases.preemption import (
     MOST_START_EVENTS,
     PreemptionState,
+    PromiseOutcome,
     StoredStart,
     start_text,
 )
@@ -48,7 +49,6 @@ from shared.placing.starts import (
     with_claims,
     with_some_end,
 )
-from shared.runtime.promised_starts import PromiseOutcome, count_end
 from shared.runtime.service import Publish
 
 AGED_S = 3600.0
@@ -303,14 +303,14 @@ class StartPlanner:
 
     async def withdraw(self, start: StoredStart, reason: str) -> None:
         try:
-            if not await self.store.close_start(start):
+            ended = start.ended(PromiseOutcome.WITHDRAWN, self.clock.now())
+            if not await self.store.close_start(start, ended):
                 return
         except UnavailableError:  # it may have been closed all the same
             self._report_withdrawal(start, reason)
             raise
         finally:
             self.mirror.note_changed(_nodes_of(start))
-        count_end(start, PromiseOutcome.WITHDRAWN, self.clock.now())
         self._report_withdrawal(start, reason)
         self._plan_at = 0.0
 
@@ -434,13 +434,15 @@ class StartPlanner:
                 await self.withdraw(start, reason)
             return False
         replaced = [start for start, _ in crossed] + ([own] if own else [])
-        is_stored = await self.store.open_start(planned, *replaced)
+        now = self.clock.now()
+        withdrawn = [start.ended(PromiseOutcome.WITHDRAWN, now) for start, _ in crossed]
+        ended = [promise for promise in withdrawn if promise]
+        is_stored = await self.store.open_start(planned, *replaced, ended=ended)
         for start in (planned, *replaced):
             self.mirror.note_changed(_nodes_of(start))
         if not is_stored:
             return False
         for start, reason in crossed:
-            count_end(start, PromiseOutcome.WITHDRAWN, self.clock.now())
             self._report_withdrawal(start, reason)
         pods = planned.wanted[:MOST_START_EVENTS]
         self.reports.add(pods, StartDecision.PLANNED, planned.text, opened_at=planned.opened_at)

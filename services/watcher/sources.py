@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -33,7 +34,7 @@ from shared.kubernetes.reflector import Batch, Reflector, follow
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
-from shared.model.devices.node import AGENT_ANNOTATION, NodeFacts, Taint
+from shared.model.devices.node import AGENT_ANNOTATION, CORDON_MANAGER, NodeFacts, Taint
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DevicesRegistered
@@ -57,6 +58,8 @@ CHUNK_UIDS = 4096
 """The most unbound pods in one chunk."""
 CHUNK_CLAIMS = 100
 """The most ResourceClaims in one chunk, each with a copy of at most 10 KiB."""
+MOST_AUTHOR = 128
+"""Characters of the name of a field manager, as the API server limits it."""
 LEASE_BYTES = 64 * 1024
 """A longer annotation is not a lease: the pod's owner may write anything there."""
 
@@ -135,10 +138,22 @@ class NodeUpdate:
     """Resource version of the node, or of its deletion; 0 if unknown."""
 
 
+def author_of(node: ApiNode, *path: str) -> str:
+    """Return which user or program wrote a field last, or an empty text.
+
+    kubectl names no user: only the audit log of the API server has them.
+    """
+    manager = node.metadata.manager_of(*path)[:MOST_AUTHOR]
+    names_none = manager == FIELD_MANAGER or manager.startswith("kubectl")
+    return "" if names_none else manager.removeprefix(CORDON_MANAGER)
+
+
 def parse_node(node: ApiNode) -> NodeFacts:
     """Parse a node. Raises RequestError for an invalid quantity, and for what is too large."""
     allocatable = parse_available(node.status.allocatable)
-    closed = cordoned_devices(node.metadata.annotations)
+    author = partial(author_of, node, "metadata", "annotations")
+    closed = cordoned_devices(node.metadata.annotations, author)
+    unschedulable = node.spec.unschedulable
     check_size("metadata.labels", len(msgspec.json.encode(node.metadata.labels)), MOST_FACTS)
     facts = NodeFacts(
         name=NodeName(node.metadata.name),
@@ -147,7 +162,8 @@ def parse_node(node: ApiNode) -> NodeFacts:
             Taint(key=taint.key, value=taint.value, effect=taint.effect)
             for taint in node.spec.taints
         ),
-        unschedulable=node.spec.unschedulable,
+        unschedulable=unschedulable,
+        cordoned_by=author_of(node, "spec", "unschedulable") if unschedulable else "",
         allocatable={key: n for key, n in allocatable.items() if key not in LEDGER_RESOURCES},
         unserved_resources=tuple(
             sorted(key for key in LEDGER_RESOURCES if allocatable.get(key) == 0)

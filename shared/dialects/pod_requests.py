@@ -1,7 +1,7 @@
 """A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import structs
 
@@ -315,8 +315,13 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
     return next((denial for denial in denials if denial is not None), None)
 
 
-def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return the indices of devices that a node's annotations cordon, ascending, and why."""
+def cordoned_devices(
+    annotations: Mapping[str, str], author: Callable[[str], str]
+) -> dict[int, str]:
+    """Return the indices of devices that a node's annotations cordon, ascending, and why.
+
+    `author` returns who wrote an annotation, or an empty text.
+    """
     texts: dict[int, str] = {}
     for dialect in DIALECTS.values():
         for index, annotation in dialect.cordoned_devices(annotations).items():
@@ -324,5 +329,6 @@ def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
     for key, reason in annotations.items():
         index_text = key.removeprefix(DEVICE_CORDON_PREFIX)
         if index_text != key and (own := parse_decimal(index_text)) is not None:
-            texts[own] = f"{CORDONED}: {reason[:MOST_REASON]}" if reason else CORDONED
+            closed = f"{CORDONED} by {by}" if (by := author(key)) else CORDONED
+            texts[own] = f"{closed}: {reason[:MOST_REASON]}" if reason else closed
     return {index: texts[index] for index in sorted(texts) if 0 <= index <= HIGHEST_INDEX}

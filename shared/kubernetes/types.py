@@ -37,6 +37,30 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
+class ManagedFields(Struct, frozen=True, gc=False):
+    """The fields of an object that a program wrote last, as the API server has recorded them."""
+
+    manager: str = ""
+    fields_v1: dict[str, Any] | None = field(default=None, name="fieldsV1")
+
+
+class NodeMeta(ObjectMeta, frozen=True, rename="camel", gc=False):
+    managed_fields: tuple[ManagedFields, ...] = ()
+
+    def manager_of(self, *path: str) -> str:
+        """Return which program wrote a field last, or an empty text if that is not recorded.
+
+        For example, `manager_of("spec", "unschedulable")` of a cordoned node is `kubectl-cordon`.
+        """
+        for entry in self.managed_fields:
+            fields: Any = entry.fields_v1
+            for key in path:
+                fields = fields.get(f"f:{key}") if isinstance(fields, dict) else None
+            if fields is not None:
+                return entry.manager
+        return ""
+
+
 class ApiObject(Struct, frozen=True, gc=False):
     """An object of any kind, of which only the metadata is decoded."""
 
@@ -430,7 +454,7 @@ class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiNode(Struct, frozen=True, gc=False):
-    metadata: ObjectMeta = ObjectMeta()
+    metadata: NodeMeta = NodeMeta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 

@@ -1,4 +1,4 @@
-"""Preemptions and planned starts in Redis or Valkey, and the journal of evictions.
+"""Preemptions and planned starts in Redis or Valkey, with the journals of how they ended.
 
 Every write names the version that it was decided on and is refused for any other; a planned start
 does not change. Opening either claims its devices in the same step; the claim ends when it is
@@ -19,6 +19,7 @@ from shared.model.budgets.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.leases.ledger import Reservation, TooLarge
 from shared.model.leases.preemption import (
+    EndedPromise,
     EvictionRecord,
     Preemption,
     PreemptionState,
@@ -33,6 +34,7 @@ PAST_S = 24 * 3600.0
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_start = msgspec.json.Decoder(StoredStart).decode
 _decode_eviction = msgspec.json.Decoder(EvictionRecord).decode
+_decode_promise = msgspec.json.Decoder(EndedPromise).decode
 _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
@@ -56,21 +58,26 @@ class Preemptions(LedgerPart):
         counts = [part for counted in (gangs or {}).items() for part in counted]
         return bool(await self._run("open", preemption.id, text(preemption), claims, counts))
 
-    async def open_start(self, start: StoredStart, *replaced: StoredStart) -> bool:
+    async def open_start(
+        self, start: StoredStart, *replaced: StoredStart, ended: Iterable[EndedPromise] = ()
+    ) -> bool:
         """Store a planned start and claim its devices, in place of others as they were read.
 
-        Returns False for the reasons of `open`, or if another caller has changed one of `replaced`.
+        Returns False for the reasons of `open`, or if another caller has changed one of `replaced`;
+        then nothing is recorded as `ended`.
         """
         if not _can_be_stored(start.wanted):
             return False
         claims = _claims(start.wanted, start.at_once, until=int(start.at))
         read: dict[str, tuple[object, ...]] = {start.id: (start.id, False, ())}
         read |= {earlier.id: (earlier.id, earlier.opened_at, earlier.pods) for earlier in replaced}
-        return bool(await self._run("open_start", text(start), claims, [*read.values()]))
+        row = (text(start), claims, [*read.values()], [*map(text, ended)])
+        return bool(await self._run("open_start", *row))
 
-    async def close_start(self, start: StoredStart) -> bool:
+    async def close_start(self, start: StoredStart, ended: EndedPromise | None = None) -> bool:
         """Remove a planned start and its claims; return False if another caller has."""
-        return bool(await self._run("close_start", start.id, start.opened_at, start.pods))
+        ends = [text(ended)] if ended else []
+        return bool(await self._run("close_start", start.id, start.opened_at, start.pods, ends))
 
     async def save(
         self,
@@ -104,6 +111,12 @@ class Preemptions(LedgerPart):
             evictions=tuple(readable(_decode_eviction, evictions)),
             budgets={budget.namespace: budget for budget in readable(_decode_budget, budgets)},
         )
+
+    async def promises(self, after: str) -> tuple[str, list[EndedPromise]]:
+        """Return some promises that ended after an entry, and the ID of the last one of these."""
+        rows = await self._connection.run("read_preemptions", "read_promises", after)
+        last = rows[-1][0] if rows else after
+        return last, [*readable(_decode_promise, (stored for _, stored in rows))]
 
     async def save_budget(self, budget: BudgetChanged) -> None:
         """Save the state of a namespace's budget, unless a newer one is stored.

@@ -74,6 +74,7 @@ from shared.model.views.leases import LeasesView, LeaseView
 from shared.model.views.orders import GrantOrder, GrantView, ResizeOrder, ResizeView, VersionView
 from shared.model.views.pods import PodCost, PodView, SpanView, TraceView
 from shared.model.views.preemptions import DryRunView, PlacingView, PreemptionsView
+from shared.model.views.promises import PromisesView
 from shared.nats.bus import Bus
 from shared.placing.starts import start_without_plan, waiting_units, with_claims
 from shared.placing.what_if import Forecast, WhatIfOrder, forecast
@@ -136,11 +137,12 @@ class ReadApi:
         return self.cluster(call).state(self.service.feed.position)
 
     @ROUTES.at("/api/v1/version")
-    async def version(self, _: ApiCall) -> VersionView:
-        """Return the versions that run."""
+    async def version(self, call: ApiCall) -> VersionView:
+        """Return the versions that run, and who asks."""
         service = self.service
         versions = service.components.running(service.clock.now())
-        return VersionView(version=version("leasehold"), services=versions)
+        user = "" if call.anonymous else call.viewer.name
+        return VersionView(version=version("leasehold"), services=versions, user=user)
 
     @ROUTES.at("/api/v1/gpus", IDLE, needs_sync=True)
     async def gpus(self, call: ApiCall) -> GpusView:
@@ -409,6 +411,12 @@ class ReadApi:
     async def costs(self, call: ApiCall) -> CostView:
         """Report what all GPUs were used for, and what that cost: by default of 30 days."""
         return await cost_report(call, self.budgets, self.prices)
+
+    @ROUTES.at("/api/v1/reports/starts", PERIOD)
+    async def starts(self, call: ApiCall) -> PromisesView:
+        """Report how many promised starts were kept, and how early: by default of 30 days."""
+        start, end = (None if ms is None else ms / 1000 for ms in call.period_ms())
+        return self.service.promises.view(call.visible, self.service.clock.now(), start, end)
 
     @ROUTES.at("/allocation", ALLOCATION)
     @ROUTES.at("/allocation/compute", ALLOCATION)  # of OpenCost's exporter

@@ -59,6 +59,8 @@ class NodeView(View, frozen=True, kw_only=True):
     cordoned: str = ""
     """Why it gets no pods; empty if it does."""
     unschedulable: bool = False
+    cordoned_by: str = ""
+    """Who made it so, if that is known."""
     deleted: bool = False
     """The API server no longer has it; some of its leases have not ended yet."""
     devices: tuple[DeviceUuid, ...] = ()
@@ -66,7 +68,8 @@ class NodeView(View, frozen=True, kw_only=True):
     @property
     def closed_by(self) -> str:
         """Why it gets no new pods, also if `kubectl cordon` closed it; empty if it does."""
-        return self.cordoned or ("kubectl cordon" if self.unschedulable else "")
+        by = f"cordoned by {self.cordoned_by}" if self.cordoned_by else "kubectl cordon"
+        return self.cordoned or (by if self.unschedulable else "")
 
 
 class QueueView(View, frozen=True, kw_only=True):

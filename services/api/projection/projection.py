@@ -5,7 +5,7 @@ what has changed. `now` is in Unix seconds.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from msgspec import structs
@@ -20,12 +20,21 @@ from shared.model.devices.device import Device, Hardware
 from shared.model.devices.node import CORDONED, cordon_reason
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.events.request_reply import UsageReply
-from shared.model.leases.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
+from shared.model.leases.lease import (
+    LIVE,
+    Lease,
+    ProcessUse,
+    Share,
+    ShareKey,
+    bookings,
+    share_key,
+)
 from shared.model.leases.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.leases.preemption import PreemptionState, devices_of
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.views.gpus import DeviceReservation, DeviceView, HeldShare, MeasuredView
 from shared.model.views.leases import StartView
+from shared.model.views.pods import ProcessView
 from shared.placing.run_times import RunTimes
 from shared.placing.starts import LeaseEnd, lease_end
 
@@ -57,6 +66,7 @@ class Projection:
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
+        self._running: dict[NodeName, Mapping[ShareKey, tuple[ProcessUse, ...]]] = {}
         self._reservations: Mapping[DeviceUuid, DeviceReservation] = {}
 
     def update_nodes(
@@ -80,6 +90,7 @@ class Projection:
             node=name,
             cordoned=cordon_reason(served),
             unschedulable=facts.unschedulable,
+            cordoned_by=facts.cordoned_by,
             deleted=not facts.allocatable and not facts.labels,
             devices=tuple(device.uuid for device, _ in totals.node.devices),
         )
@@ -153,8 +164,10 @@ class Projection:
         }
         if reply is None:
             self._measured.pop(name, None)
+            self._running.pop(name, None)
         else:
             self._measured[name] = measured
+            self._running[name] = {share.key: share.running for share in reply.shares}
         changed: set[ChangeKey] = set()
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
@@ -311,6 +324,12 @@ class Projection:
 
     def usage_of(self, lease: Lease, share: Share) -> MeasuredView | None:
         return self._measured.get(lease.node, {}).get(share_key(lease.pod, share))
+
+    def processes_of(self, lease: Lease) -> Iterator[ProcessView]:
+        running = self._running.get(lease.node, {})
+        for share in lease.shares:
+            for process in running.get(share_key(lease.pod, share), ()):
+                yield ProcessView.from_attributes(process, share)
 
     def lease_of(self, pod: PodUid) -> Lease | None:
         """Return the live lease of a pod, or of a ResourceClaim that it uses."""

@@ -204,7 +204,8 @@ class VisibleCluster:
     def _share(self, share: HeldShare) -> HeldShare:
         if not self.visible(share.namespace):
             return hidden_share(share)
-        return structs.replace(share, measured=self._measured(share.measured))
+        measured = self._measured(share.measured)
+        return share if measured is share.measured else structs.replace(share, measured=measured)
 
     def _measured(self, measured: MeasuredView | None) -> MeasuredView | None:
         since = measured.idle_since if measured else None
@@ -342,6 +343,7 @@ class VisibleCluster:
             gang=self._gang(_gang_name(lease, waiting), subject.namespace),
             cordoned=self.projection.nodes[lease.node].cordoned if lease else "",
             devices=tuple(self._devices_of(lease)) if lease else (),
+            processes=tuple(self.projection.processes_of(lease)) if lease else (),
             trace=trace,
             problems=self.problems,
         )

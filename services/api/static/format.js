@@ -74,3 +74,14 @@ export function words(code) {
     .replace(/\b(gpus?|cpu|mig|pvc|numa)\b/g, (name) => name.toUpperCase());
   return text.replace(/^./, (first) => first.toUpperCase());
 }
+
+/** How promised starts have ended, of a namespace or of all; null: none was kept or withdrawn. */
+export function promiseTexts(sums) {
+  if (!sums || sums.kept_percent === null) return null;
+  const { kept, withdrawn, not_needed: notNeeded, half_known_s: half, most_known_s: most } = sums;
+  return {
+    Kept: `${kept} of ${kept + withdrawn}, ${sums.kept_percent.toFixed(1)} %`,
+    "Known before": half === null ? "" : `half ${age(half)}, 9 of 10 ${age(most)}`,
+    "Not needed": notNeeded || "",
+  };
+}

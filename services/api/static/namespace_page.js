@@ -2,7 +2,7 @@
 import { Chart, instantsOf, periodOf } from "./chart.js";
 import { Detail, PodsOf } from "./detail.js";
 import { el, facts, fetchJson } from "./dom.js";
-import { count, gpuHours, mib, money, short, when } from "./format.js";
+import { count, gpuHours, mib, money, promiseTexts, short, when } from "./format.js";
 import { leasedHistories } from "./histories.js";
 import { waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
@@ -24,6 +24,7 @@ export class NamespacePage extends Detail {
       "Its budget": `kubectl leasehold budget ${name}`,
     });
     this.costs = this.part("GPU time and cost");
+    this.promises = this.part("Promised starts, 30 d");
     this.changes = this.part("Granted by whom");
     this.waits = this.part("Waiting", { wide: true });
     this.chart = new Chart("GPU-minutes used in this window");
@@ -31,12 +32,13 @@ export class NamespacePage extends Detail {
     this.histories = leasedHistories(app, `namespaces/${encodeURIComponent(name)}`);
     this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
     this.closing = [this.chart, this.pods];
-    for (const part of [this.window, this.budget, this.costs, this.changes, this.waits])
+    for (const part of [this.window, this.budget, this.costs, this.promises, this.changes, this.waits])
       part.hidden = true;
     this.body.append(
       this.facts,
       this.budget,
       this.costs,
+      this.promises,
       this.changes,
       this.commands,
       this.waits,
@@ -49,7 +51,7 @@ export class NamespacePage extends Detail {
 
   async load() {
     const name = encodeURIComponent(this.id);
-    await Promise.all([this.loadCosts(), this.loadGrants(name)]);
+    await Promise.all([this.loadCosts(), this.loadPromises(), this.loadGrants(name)]);
     this.found = await fetchJson(`/api/v1/namespaces/${name}`);
   }
 
@@ -72,6 +74,11 @@ export class NamespacePage extends Detail {
         return [title, report];
       }),
     );
+  }
+
+  async loadPromises() {
+    const report = await fetchJson("/api/v1/reports/starts").catch(() => null);
+    this.kept = promiseTexts(report?.namespaces.find((sums) => sums.namespace === this.id));
   }
 
   async loadGrants(name) {
@@ -136,6 +143,7 @@ export class NamespacePage extends Detail {
     const { store } = this.app;
     const namespace = store.namespaces.find((one) => one.namespace === this.id) ?? this.found;
     this.drawCosts();
+    this.promises.fill(...(this.kept ? [facts(this.kept)] : []));
     this.drawGrants(namespace?.budget?.currency);
     if (!namespace) return this.head(this.id, this.gone ? "nothing leased" : "", "");
     const { budget } = namespace;

@@ -3,10 +3,10 @@
 import { instantsOf, RANGES, rangeText } from "./chart.js";
 import { colourClass } from "./colours.js";
 import { faultText, totals } from "./devices.js";
-import { el, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
+import { el, facts, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
 import { FirstPage } from "./first_page.js";
 import { Fleet } from "./fleet.js";
-import { age, count, gpuHours, gpus, mib, percent, short, words } from "./format.js";
+import { age, count, gpuHours, gpus, mib, percent, promiseTexts, short, words } from "./format.js";
 import { Histories, percentChart } from "./histories.js";
 import { eventParts, podLink, waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
@@ -74,6 +74,9 @@ export class Overview {
       this.lists.hours,
     );
     this.costs = panel("Use of all GPU-hours", { id: "costs" }, this.lists.costs);
+    this.promises = el("div");
+    this.starts = panel("Promised starts, 30 d", { id: "starts" }, this.promises);
+    this.starts.hidden = true;
     this.sick = panel(
       "Out of service",
       {
@@ -106,6 +109,7 @@ export class Overview {
         this.idle,
         this.hours,
         this.costs,
+        this.starts,
         this.sick,
         this.events,
       ),
@@ -136,13 +140,19 @@ export class Overview {
   async load() {
     const [from, to] = instantsOf(this.app.params(), this.app.store.now());
     const period = to ? `from=${from}&to=${to}` : `from=${from}`;
-    const paths = [`showback?groupBy=namespace&${period}`, "idle?limit=6", `costs?${period}`];
-    const [hours, idle, costs] = await Promise.all(
+    const paths = [
+      `showback?groupBy=namespace&${period}`,
+      "idle?limit=6",
+      `costs?${period}`,
+      "starts",
+    ];
+    const [hours, idle, costs, starts] = await Promise.all(
       paths.map((path) => fetchJson(`/api/v1/reports/${path}`).catch(() => null)),
     );
     this.report = hours;
     this.costReport = costs;
     this.drawCosts(costs);
+    this.drawStarts(promiseTexts(starts?.total));
     this.idleReport = idle;
     this.drawHours();
     this.drawIdle();
@@ -364,6 +374,11 @@ export class Overview {
         ),
       ),
     );
+  }
+
+  drawStarts(texts) {
+    this.starts.hidden = !texts;
+    replaceKeepingFocus(this.promises, texts ? [facts(texts)] : []);
   }
 
   /** GPUs and nodes that get no pods, with the reason. */

@@ -20,6 +20,7 @@ export class PodPage extends Detail {
     this.why = this.part("Why it waits", { wide: true });
     this.facts = this.part("Pod");
     this.shares = this.part("Shares");
+    this.processes = this.part("Processes on GPUs");
     this.commands = this.part("Commands");
     this.trace = this.part("From its admission to its container", { wide: true });
     this.plan = this.part("What would be evicted for it");
@@ -29,11 +30,13 @@ export class PodPage extends Detail {
       this.facts,
       this.plan,
       this.shares,
+      this.processes,
       this.commands,
       this.trace,
       ...this.object.parts,
     );
-    for (const part of [this.why, this.plan, this.shares, this.trace]) part.hidden = true;
+    for (const part of [this.why, this.plan, this.shares, this.processes, this.trace])
+      part.hidden = true;
     this.poll();
   }
 
@@ -154,6 +157,7 @@ export class PodPage extends Detail {
           ]
         : []),
     );
+    this.processes.fill(...(pod.processes?.length ? [processList(pod.processes)] : []));
     this.showCommands(podCommands(pod, Boolean(waiting)));
     this.object.draw(this.app.store.now());
     if (!this.histories && (lease || pod.finished)) {
@@ -196,6 +200,28 @@ async function uidOf(id) {
   if (pods.length) return pods[0].pod;
   const reason = `no pod ${id} that you may see has a lease, waits, or finished within a day`;
   throw Object.assign(new Error(reason), { status: 404 });
+}
+
+/** Its processes as the driver lists them, with their PIDs on the node and in the container. */
+function processList(processes) {
+  return el(
+    "ul",
+    { class: "plain" },
+    ...processes.map((process) => {
+      const inside = process.inner_pid ? `, ${process.inner_pid} in ${process.container}` : "";
+      const uses = [
+        `GPU ${process.index}`,
+        process.memory_mib !== null && mib(process.memory_mib),
+        process.cores_percent !== null && `${process.cores_percent} % of the cores`,
+      ].filter(Boolean);
+      return el(
+        "li",
+        {},
+        el("b", {}, process.command || "?"),
+        el("span", { class: "soft" }, ` PID ${process.pid}${inside}: ${uses.join(", ")}`),
+      );
+    }),
+  );
 }
 
 /** What a pod costs and draws, and which part of its GPU time is idle. */

@@ -133,9 +133,9 @@ export class Store {
 
 /** Why a node gets no new pods; empty: it does. */
 export function nodeClosedReason(node) {
-  return node?.deleted
-    ? "deleted"
-    : node?.cordoned || (node?.unschedulable ? "kubectl cordon" : "");
+  if (node?.deleted) return "deleted";
+  const by = node?.cordoned_by ? `cordoned by ${node.cordoned_by}` : "kubectl cordon";
+  return node?.cordoned || (node?.unschedulable ? by : "");
 }
 
 const STATES = { reserved: "reserved", bound: "starting", active: "running" };

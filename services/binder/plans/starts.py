@@ -17,10 +17,9 @@ from shared.model.events.plan_events import StartDecision, StartReported
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import WaitingPod
-from shared.model.leases.preemption import MOST_START_EVENTS, StoredStart
+from shared.model.leases.preemption import MOST_START_EVENTS, PromiseOutcome, StoredStart
 from shared.model.names import PodUid
 from shared.placing.starts import LATE_S
-from shared.runtime.promised_starts import PromiseOutcome, count_end
 from shared.runtime.service import handles
 
 MISSING_S = 10.0
@@ -121,8 +120,8 @@ class PlannedStarts:
         reason = next((result for result in results.values() if isinstance(result, str)), "")
         if reason:
             await self._withdraw(start, reason)
-        elif len(results) == len(start.wanted) and await self.store.close_start(start):
-            count_end(start, PromiseOutcome.KEPT, self.clock.now())
+        elif len(results) == len(start.wanted):
+            await self.store.close_start(start, start.ended(PromiseOutcome.KEPT, self.clock.now()))
         # Where some are missing, it is tried again until it is late.
         return placements_among(results)
 
@@ -134,14 +133,13 @@ class PlannedStarts:
         *,
         is_needed: bool = True,
     ) -> None:
+        outcome = PromiseOutcome.WITHDRAWN if is_needed else PromiseOutcome.NOT_NEEDED
         try:
-            if not await self.store.close_start(start):
+            if not await self.store.close_start(start, start.ended(outcome, self.clock.now())):
                 return
         except UnavailableError:  # it may have been closed all the same
             self._record_withdrawal(start, reason, shown_to)
             raise
-        outcome = PromiseOutcome.WITHDRAWN if is_needed else PromiseOutcome.NOT_NEEDED
-        count_end(start, outcome, self.clock.now())
         self._record_withdrawal(start, reason, shown_to)
 
     def _record_withdrawal(

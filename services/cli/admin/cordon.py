@@ -1,18 +1,22 @@
 """The commands cordon and uncordon: close a GPU to new pods, and open it again."""
 
 import time
+from urllib.parse import quote
 
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Cordon, GpuArguments, Uncordon
-from services.cli.terminal import program
+from services.cli.terminal import NAME, program
 from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.paths import node_path
-from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
+from shared.model.devices.node import CORDON_MANAGER, CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.views.gpus import DeviceView, GpusView
+from shared.model.views.orders import VersionView
 
 SETTLE_S = 15.0
 """How long the command waits for the agent, which reports its devices every 10 s."""
+MOST_MANAGER = 128
+"""Characters of the name of a field manager: the API server rejects longer ones."""
 MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 
 
@@ -73,8 +77,11 @@ def _find(api: ApiClient, flags: GpuArguments) -> DeviceView:
 
 def _annotate(api: ApiClient, device: DeviceView, reason: str | None) -> None:
     change = {"metadata": {"annotations": {f"{DEVICE_CORDON_PREFIX}{device.index}": reason}}}
+    user = api.get("/api/v1/version", VersionView).user
+    manager = f"{CORDON_MANAGER}{user}" if user else NAME
+    path = f"{node_path(device.node)}?fieldManager={quote(manager[:MOST_MANAGER], safe='')}"
     try:
-        api.server.send("PATCH", node_path(device.node), change, MERGE)
+        api.server.send("PATCH", path, change, MERGE)
     except ForbiddenError as error:
         raise RequestError(
             f"your account may not patch nodes: an administrator can cordon GPUs ({error.response})"

@@ -1,4 +1,4 @@
-"""The command report: GPU time by group, costs, and what idle shares hold."""
+"""The command report: GPU time by group, costs, what idle shares hold, and promised starts."""
 
 import csv
 import io
@@ -23,6 +23,7 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.views.budgets import IdleHolder, IdleView, ReportView
+from shared.model.views.promises import PromisesView
 from shared.model.views.view import View
 
 
@@ -31,6 +32,8 @@ def report(flags: Report) -> int:
         return report_idle(flags)
     if flags.cost:
         return report_costs(flags)
+    if flags.starts:
+        return report_starts(flags)
     if flags.window and (flags.from_ or flags.to):
         raise RequestError("--window reports all of a window: omit it, or --from and --to")
     api = ApiClient(flags)
@@ -240,3 +243,30 @@ def report_idle(flags: Report) -> int:
         lambda report: idle_table(report, view, wide=flags.output == "wide"),
     )
     return 0
+
+
+def report_starts(flags: Report) -> int:
+    query = {"from": flags.from_, "to": flags.to}
+    view = ApiClient(flags).get("/api/v1/reports/starts", PromisesView, **query)
+    terminal.show(flags.output, view, starts_table)
+    return 0
+
+
+def starts_table(view: PromisesView) -> RenderableType:
+    """List how promised starts have ended, by namespace, with sums."""
+    period = f"from {timestamp(view.start)} to {timestamp(view.end)}"
+    if not view.namespaces:
+        return Text(f"no promised start ended {period}")
+    table = FittedTable(
+        *("NAMESPACE", "KEPT", "WITHDRAWN", "NOT NEEDED", "KEPT %"),
+        *("HALF KNOWN BEFORE", "9 OF 10 KNOWN BEFORE"),
+        least=("NOT NEEDED",),
+    )
+    for sums in (*view.namespaces, structs.replace(view.total, namespace=Namespace("total"))):
+        table.add_row(
+            sums.namespace,
+            *(str(count) for count in (sums.kept, sums.withdrawn, sums.not_needed)),
+            "-" if sums.kept_percent is None else f"{sums.kept_percent:.1f}",
+            *("-" if s is None else age(s) for s in (sums.half_known_s, sums.most_known_s)),
+        )
+    return Group(table, Text(f"promised starts that ended {period}", style="dim"))

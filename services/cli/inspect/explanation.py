@@ -21,7 +21,7 @@ from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, DeviceUuid, Namespace
 from shared.model.quantity import timestamp
 from shared.model.views.gpus import DeviceView, NodeDevices, ShareView
 from shared.model.views.leases import LeaseView
-from shared.model.views.pods import GangView, PodView, QueuePlace, WaitingDetails
+from shared.model.views.pods import GangView, PodView, ProcessView, QueuePlace, WaitingDetails
 from shared.model.views.view import View
 from shared.placing.advice import RECOVERS
 from shared.pods.observed_pod import advice, causes
@@ -184,6 +184,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         if held:
             yield f"held        {held}"
         yield from _read_back_lines(shares)
+    yield from _process_lines(view.processes)
     yield from _lost_lines(lease, devices)
     yield from _resize_lines(lease)
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
@@ -221,6 +222,21 @@ def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
             percent = read.held_cores_percent
             cores = f" and {percent} % of the cores" if percent else ""
             yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
+
+
+def _process_lines(processes: Sequence[ProcessView]) -> Iterator[str]:
+    title = "processes"
+    for process in processes[:NAMED_PODS]:
+        inside = f", {process.inner_pid} in {process.container}" if process.inner_pid else ""
+        amounts = [
+            "" if process.memory_mib is None else f"{process.memory_mib} MiB",
+            "" if process.cores_percent is None else f"{process.cores_percent} % of the cores",
+        ]
+        uses = ", ".join(filter(None, (f"GPU {process.index}", *amounts)))
+        yield f"{title:12}PID {process.pid}{inside}: {process.command or '?'}, {uses}"
+        title = ""
+    if len(processes) > NAMED_PODS:
+        yield f"{'':12}and {len(processes) - NAMED_PODS} more: -o json"
 
 
 def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> Iterator[str]:

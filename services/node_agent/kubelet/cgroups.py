@@ -28,6 +28,8 @@ _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 """These do not show whether a process has ended."""
+MOST_COMMAND = 63
+"""Characters: 15 of the kernel's, each escaped."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -61,6 +63,12 @@ def parse_inner_pid(status: str) -> int:
             pids = line.split()[1:]
             return int(pids[-1]) if pids and pids[-1].isdecimal() else 0
     return 0
+
+
+def parse_command(status: str) -> str:
+    """Return the name of a process's program; the kernel escapes line breaks in it."""
+    first = status.partition("\n")[0]
+    return first.removeprefix("Name:").strip()[:MOST_COMMAND] if first.startswith("Name:") else ""
 
 
 def parse_start_time_s(stat: str) -> float:
@@ -152,4 +160,9 @@ def read_origin(
     if reported_at_s is not None and parse_start_time_s(stat) > reported_at_s:
         return None
     pod, container = parse_cgroup(cgroup)
-    return ProcessOrigin(pod=pod, container_id=container, inner_pid=parse_inner_pid(status))
+    return ProcessOrigin(
+        pod=pod,
+        container_id=container,
+        inner_pid=parse_inner_pid(status),
+        command=parse_command(status),
+    )

@@ -122,6 +122,8 @@ class ProcessOrigin:
     pod: PodUid | None
     container_id: str = ""
     inner_pid: int = 0
+    command: str = ""
+    """Of its program, 15 characters at most, as the process itself may have changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

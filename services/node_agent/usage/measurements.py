@@ -7,7 +7,6 @@ memory held in reserve. The larger value counts.
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, InvalidRegion, Region, Slot, sums
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.mig.instances import MigInstance
@@ -26,6 +25,7 @@ class MeasuredShare:
     driver_bytes: int | None = None
     driver_percent: int | None = None
     processes: int = 0
+    running: tuple[AttributedProcess, ...] = ()
     instance: MigInstance | None = None
 
     @property
@@ -133,10 +133,10 @@ def measure_container(
 def _by_driver(
     share: Share,
     position: int,
-    processes: Sequence[GpuProcess] | None,
+    processes: Sequence[AttributedProcess] | None,
     instance: MigInstance | None,
 ) -> MeasuredShare:
-    running = processes or ()
+    running = [attributed.process for attributed in processes or ()]
     memory = [process.memory_bytes for process in running if process.memory_bytes is not None]
     busy = [process.busy_percent for process in running if process.busy_percent is not None]
     has_memory = processes is not None and len(memory) == len(running)
@@ -147,17 +147,19 @@ def _by_driver(
         driver_bytes=min(sum(memory), MOST_MIB * MIB) if has_memory else None,
         driver_percent=min(sum(busy), 100) if has_percent else None,
         processes=len(running),
+        running=tuple(processes or ()),
         instance=instance,
     )
 
 
 def _processes_of(
     share: Share, processes: Sequence[AttributedProcess], instance: MigInstance | None
-) -> list[GpuProcess]:
-    on_device = [process.process for process in processes if process.device == share.device]
+) -> list[AttributedProcess]:
+    on_device = [process for process in processes if process.device == share.device]
     if instance is None:
         return on_device
-    return [process for process in on_device if process.instance in {None, instance.gi}]
+    of_instance = {None, instance.gi}
+    return [process for process in on_device if process.process.instance in of_instance]
 
 
 def region_sums(

@@ -30,7 +30,7 @@ from services.node_agent.kubelet.pods import (
 )
 from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.node import Node
-from services.node_agent.usage.attribution import living_pids
+from services.node_agent.usage.attribution import AttributedProcess, living_pids
 from services.node_agent.usage.container_views import ContainerViews, ExemptNamespaces
 from services.node_agent.usage.idle_shares import IdleShares, LastUseFile
 from services.node_agent.usage.leased_containers import (
@@ -50,13 +50,19 @@ from services.node_agent.usage.visible_gpus import (
     unleased_views,
     visibility_violations,
 )
-from shared.model.bounds import cut
+from shared.model.bounds import MOST_MIB, cut
 from shared.model.clock import until_tick
 from shared.model.devices.device import XidEvent
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import ViolationFound, ViolationKey
 from shared.model.events.request_reply import UsageReply
-from shared.model.leases.lease import MIB, ShareKey, ShareMeasurement
+from shared.model.leases.lease import (
+    MIB,
+    MOST_PROCESSES,
+    ProcessUse,
+    ShareKey,
+    ShareMeasurement,
+)
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
@@ -151,6 +157,7 @@ def share_measurements(
                 memory_mib=-(-share.measured_bytes // MIB) if share.is_measured else None,
                 cores_percent=share.cores_percent,
                 processes=share.processes,
+                running=process_uses(share.running),
                 idle_since=idle_since.get(use.key_of(share)),
                 held_memory_mib=None if held.memory_bytes is None else held.memory_bytes // MIB,
                 held_cores_percent=held.cores_percent,
@@ -159,6 +166,29 @@ def share_measurements(
                 ),
                 read_back_at=held.at,
             )
+
+
+def process_uses(running: Iterable[AttributedProcess]) -> tuple[ProcessUse, ...]:
+    """Return the processes with the most memory."""
+
+    def rank(attributed: AttributedProcess) -> tuple[int, int]:
+        return -(attributed.process.memory_bytes or 0), attributed.process.pid
+
+    return tuple(
+        _process_use(attributed) for attributed in sorted(running, key=rank)[:MOST_PROCESSES]
+    )
+
+
+def _process_use(attributed: AttributedProcess) -> ProcessUse:
+    process = attributed.process
+    used, busy = process.memory_bytes, process.busy_percent
+    return ProcessUse(
+        pid=process.pid,
+        inner_pid=attributed.origin.inner_pid,
+        command=attributed.origin.command,
+        memory_mib=None if used is None else min(-(-used // MIB), MOST_MIB),
+        cores_percent=None if busy is None else min(busy, 100),
+    )
 
 
 class UsageMonitor(Collector):

@@ -1,12 +1,13 @@
 -- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments: an action and
--- its arguments; all but `read` return whether they were done. What is opened claims its devices: `wanted` are rows of
+-- its arguments; all but `read` and `read_promises` return whether they were done. What is opened claims its devices: `wanted` are rows of
 -- {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start replaces others, rows of
 -- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `open` requires that
 -- gangs of which pods end have as many leases as {gang, number, ...}: some may be on nodes that the planner does not
--- see. `save` and `close`
--- require the version that was read.
+-- see. `save` and `close` require the version that was read. How promised starts have `ended` is recorded in the step
+-- that removes them.
 -- Keys that a rebuild does not change: preemptions (hash, id -> PreemptionRecord), evictions (stream, the journal of
--- evicted pods, and for which pods), budgets (hash, namespace -> BudgetRecord), leader:SERVICE (string)
+-- evicted pods, and for which pods), promises (stream, how promised starts have ended), budgets (hash, namespace ->
+-- BudgetRecord), leader:SERVICE (string)
 local claims = require('claims')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
@@ -22,11 +23,12 @@ local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local B, C, D, N, P = layouts.BUDGET, layouts.CLAIM, layouts.DEVICE, layouts.NODE, layouts.PREEMPTION
 local STORE
 server.on_begin(function() STORE = server.beside .. '-preemption:' end)
-local MAX_EVICTIONS = 20000
+local MAX_ENTRIES = 20000
+local MAX_READ = 1000
 
-local function append_evictions(texts)
+local function append(stream, texts)
   for _, text in ipairs(texts) do
-    call('XADD', STORE .. 'evictions', 'MAXLEN', '~', MAX_EVICTIONS, '*', 'text', text)
+    call('XADD', STORE .. stream, 'MAXLEN', '~', MAX_ENTRIES, '*', 'text', text)
   end
 end
 
@@ -118,7 +120,7 @@ function actions.open(id, text, wanted, gangs)
   return true
 end
 
-function actions.open_start(text, wanted, replaced)
+function actions.open_start(text, wanted, replaced, ended)
   local pods = {}
   for _, each in ipairs(replaced) do
     if opened_at(each[1]) ~= each[2] then return false end
@@ -127,12 +129,14 @@ function actions.open_start(text, wanted, replaced)
   if not claim_all(wanted, end_claims(pods)) then return false end
   for _, each in ipairs(replaced) do call('HDEL', server.prefix .. 'starts', each[1]) end
   call('HSET', server.prefix .. 'starts', replaced[1][1], text)
+  append('promises', ended)
   return true
 end
 
-function actions.close_start(id, read_at, pods)
+function actions.close_start(id, read_at, pods, ended)
   if opened_at(id) ~= read_at then return false end
   call('HDEL', server.prefix .. 'starts', id)
+  append('promises', ended)
   write_ended(end_claims(pods))
   return true
 end
@@ -140,7 +144,7 @@ end
 function actions.save(id, version, text, evictions)
   if not is_at(id, version) then return false end
   put_preemption(id, version + 1, text)
-  append_evictions(evictions)
+  append('evictions', evictions)
   return true
 end
 
@@ -162,6 +166,15 @@ function actions.read(since)
   for _, stored in server.each_record(STORE .. 'budgets', B) do budgets[#budgets + 1] = stored[B.BUDGET] end
   return {preemptions, evictions, budgets, call('HVALS', server.prefix .. 'starts'),
     call('HKEYS', server.prefix .. 'claims')}
+end
+
+-- Some entries after one, with their ids.
+function actions.read_promises(after)
+  local rows = {}
+  for _, entry in ipairs(call('XRANGE', STORE .. 'promises', '(' .. after, '+', 'COUNT', MAX_READ)) do
+    rows[#rows + 1] = {entry[1], entry[2][2]}
+  end
+  return rows
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)

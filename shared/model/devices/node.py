@@ -13,6 +13,8 @@ from shared.model.bounds import (
     Index,
     KeyText,
     Labels,
+    LongText,
+    NameText,
     Revision,
     ShortText,
     SignedAmount,
@@ -26,6 +28,8 @@ DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
 """Prefix of node annotations that close the device of an index; the value is the reason."""
 CORDONED = "cordoned"
 """The beginning of the reason for which such an annotation closes a device."""
+CORDON_MANAGER = "leasehold:"
+"""Prefix of the field manager as which `leasehold cordon` writes it; the user's name follows."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
 """Prefix of node annotations that record our entries in a list that other programs also write."""
 
@@ -115,6 +119,8 @@ class NodeFacts:
     labels: Labels = field(default_factory=dict)
     taints: Annotated[tuple[Taint, ...], Meta(max_length=MOST_ENTRIES)] = ()
     unschedulable: bool = False
+    cordoned_by: NameText = ""
+    """Who made it so, if the API server has recorded more than the use of kubectl."""
     allocatable: Amounts = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
     used_by_others: Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=2 * MOST_ENTRIES)] = (
@@ -123,7 +129,7 @@ class NodeFacts:
     """Sum over live pods without a lease, `pods` included."""
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Devices that annotations of the node close to new shares."""
-    exclusions: Annotated[tuple[ShortText, ...], Meta(max_length=MOST_DEVICES)] = ()
+    exclusions: Annotated[tuple[LongText, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Why each of them is closed."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet refuses pods that request them."""

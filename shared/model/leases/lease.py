@@ -384,6 +384,23 @@ def share_key(pod: PodUid, share: Share) -> ShareKey:
     return pod, share.container, share.device, position
 
 
+MOST_PROCESSES = 8
+"""Of a share, that an agent reports one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    """A process on a GPU, by the driver's list."""
+
+    pid: Amount
+    """On the node."""
+    inner_pid: Amount = 0
+    """In its container, or 0 if it is not known."""
+    command: ShortText = ""
+    memory_mib: Mib | None = None
+    cores_percent: Percent | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareMeasurement:
     pod: PodUid
@@ -398,6 +415,8 @@ class ShareMeasurement:
     position: Count | None = None
     """Of its MIG instance; or None."""
     processes: Amount = 0
+    running: Annotated[tuple[ProcessUse, ...], Meta(max_length=MOST_PROCESSES)] = ()
+    """Those of them with the most memory."""
     idle_since: Seconds | None = None
     """Unix seconds of the last kernel or change of memory; None while it is in use."""
     held_memory_mib: Mib | None = None

@@ -199,6 +199,24 @@ def start_text(ends: Sequence[EndingLease], last: str) -> str:
     return f"expected to start at {at}, not promised: {pods} no maximum run time"
 
 
+class PromiseOutcome(StrEnum):
+    KEPT = "kept"
+    WITHDRAWN = "withdrawn"
+    """Its pods have an Event with the reason."""
+    NOT_NEEDED = "not_needed"
+    """Its pods are gone, or have started without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedPromise:
+    """A journal entry: how the promised start of a pod or a gang has ended."""
+
+    at: float
+    namespace: Namespace
+    outcome: PromiseOutcome
+    opened_at: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStart:
     """The planned start of a waiting pod, or of a gang: its devices are claimed until then."""
@@ -229,6 +247,17 @@ class StoredStart:
     @property
     def namespace(self) -> Namespace:
         return self.wanted[0].namespace
+
+    def ended(self, outcome: PromiseOutcome, now: float) -> EndedPromise | None:
+        """Return the journal's entry, or None if it was no promise."""
+        if not self.enforced:
+            return None
+        return EndedPromise(
+            at=now,
+            namespace=self.namespace,
+            outcome=outcome,
+            opened_at=self.opened_at,
+        )
 
     def name_of(self, lease: EndingLease) -> str:
         """Return how Events of its pods name another one."""

@@ -61,3 +61,5 @@ class VersionView(View, frozen=True, kw_only=True):
     version: str
     services: dict[str, tuple[str, ...]]
     """Of the replicas of each service: during an upgrade there may be two."""
+    user: str = ""
+    """Whom the API has authenticated; empty if the viewer has not signed in."""

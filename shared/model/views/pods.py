@@ -87,6 +87,21 @@ class PodCost(View, frozen=True, kw_only=True):
     """Of what its devices draw, its part of what is leased."""
 
 
+class ProcessView(View, frozen=True, kw_only=True):
+    """A process of a pod on a GPU, as the driver lists it."""
+
+    container: str
+    index: int
+    """Of the device on its node."""
+    pid: int
+    """On the node."""
+    inner_pid: int
+    """In its container, or 0 if it is not known."""
+    command: str
+    memory_mib: int | None
+    cores_percent: int | None
+
+
 class PodView(View, frozen=True, kw_only=True):
     """A pod with its lease, or why it waits, and its trace."""
 
@@ -99,6 +114,8 @@ class PodView(View, frozen=True, kw_only=True):
     gang: GangView | None = None
     cordoned: str = ""
     devices: tuple[DeviceView, ...] = ()
+    processes: tuple[ProcessView, ...] = ()
+    """Those with the most memory, 8 of each share."""
     finished: "FinishedPod | None" = None
     cost: PodCost | None = None
     """Of a lease, now or finished."""

@@ -419,10 +419,10 @@ class ApiServer:
         object_view = self._view(request, target)
         body = await read_body(request)
         content_type = request.content_type
+        agent = request.headers.get("User-Agent", "").partition("/")[0]
+        write = WriteRequest(target, request.query, content_type, body, user, agent)
         try:
-            result = await self._writer.write(
-                request.method, WriteRequest(target, request.query, content_type, body, user)
-            )
+            result = await self._writer.write(request.method, write)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("unexpected object shape in a request to %s", request.path, exc_info=True)
             raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error

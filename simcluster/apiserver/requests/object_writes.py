@@ -20,6 +20,7 @@ from simcluster.apiserver.requests import patches
 from simcluster.apiserver.requests.admitted_writes import CLAIM_STATUS, AdmittedWrites
 from simcluster.apiserver.requests.authorization import refuse_escalation
 from simcluster.apiserver.requests.body_checks import drop_unknown_fields, new_event_causes
+from simcluster.apiserver.requests.field_managers import recorded_managers
 from simcluster.apiserver.requests.query_parameters import is_dry_run, non_negative_int
 from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
@@ -57,6 +58,8 @@ class WriteRequest:
     body: JsonValue
     user: Json
     """The user of the request."""
+    agent: str = ""
+    """The program, as its User-Agent names it."""
 
 
 class ObjectWriter:
@@ -211,6 +214,11 @@ class ObjectWriter:
         def checked() -> Json:
             obj = make()
             refuse_escalation(self._roles, request.user, target, obj)
+            if target.kind.table == "nodes" and not target.subresource:
+                old = self._store.read("nodes", None, target.name)
+                manager = query.get("fieldManager") or request.agent
+                managers = recorded_managers(old, obj, manager, self._store.now())
+                metadata(obj)["managedFields"] = managers
             return obj
 
         needs_rights = (target.kind.table, target.subresource) == CLAIM_STATUS

@@ -94,7 +94,8 @@ def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json
         return _with_resources(new, deep_copy(old))
     for field in _SYSTEM_FIELDS:
         _replace(new["metadata"], field, old["metadata"].get(field))
-    new["metadata"].pop("managedFields", None)
+    if kind.table != "nodes":
+        new["metadata"].pop("managedFields", None)
     new["metadata"].pop("selfLink", None)
     if kind.table == "pods" and isinstance(new.get("spec"), dict):
         for field in ("priority", "preemptionPolicy"):  # admission sets them at creation

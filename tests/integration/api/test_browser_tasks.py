@@ -23,6 +23,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kinds.gpu_prices import Prices
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.budgets.budget import AccountUpdate, BudgetWindow, ChargeEntry
+from shared.model.leases.lease import ProcessUse
 from shared.model.names import Namespace, PodUid
 from tests.support.api.browser import needed, opened
 from tests.support.api.running import RunningApi, reserve_lease
@@ -60,7 +61,11 @@ async def fill(shown: RunningApi, uids: dict[str, PodUid]) -> None:
     await shown.ledger.save_devices([report("night", [*gpus[:3], sick])])
     idle = await reserve_lease(shown, uids["idle"], name="idle")
     await shown.ledger.bind([idle])
-    shown.usage.measure(idle, memory_mib=0, cores_percent=0, idle_since=time.time() - 7_200)
+    process = ProcessUse(pid=4711, inner_pid=12, command="<b>train", memory_mib=300)
+    since = time.time() - 7_200
+    shown.usage.measure(
+        idle, memory_mib=0, cores_percent=0, processes=1, running=(process,), idle_since=since
+    )
     waiting = replace(queued(uids["waits"], units=99_000), name="waits")
     await shown.ledger.waiting_pods.enqueue([verdict(waiting, await shown.ledger.capacity())])
     await shown.publish(waiting)
@@ -98,6 +103,8 @@ async def test_which_gpus_are_idle_and_whose(browser: Browser, cluster: RunningA
     await expect(row).to_have_text(re.compile("default/idle.*idle.*a0"))
     await click(page, "link", "default/idle")
     await expect(page.get_by_role("main")).to_contain_text(re.compile("Wasted.*idle"))
+    processes = page.get_by_role("region", name="Processes on GPUs")
+    await expect(processes).to_contain_text("<b>train PID 4711, 12 in main: GPU 0, 300 MiB")
 
     await page.get_by_role("link", name="Nodes", exact=False).first.click()
 

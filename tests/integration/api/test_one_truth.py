@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from rich.console import Console
 
 from services.api.aggregated.objects import KINDS
-from services.cli.admin.reports import by_owner, idle_table
+from services.cli.admin.reports import by_owner, idle_table, starts_table
 from services.cli.inspect import render
 from services.timekeeper.cost_recorder import CostRecorder
 from shared.model.budgets.cost_records import IDLE, USED
@@ -25,11 +25,16 @@ from shared.model.clock import SystemClock
 from shared.model.events.request_reply import UsageReply
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import reservation_for
-from shared.model.leases.preemption import EndingLease, StoredStart
+from shared.model.leases.preemption import (
+    EndingLease,
+    PromiseOutcome,
+    StoredStart,
+)
 from shared.model.names import Namespace, NodeName
 from shared.model.requests.placement import Placement
 from shared.model.views.budgets import IdleView
 from shared.model.views.gpus import GpusView
+from shared.model.views.promises import PromisesView
 from tests.support.api.browser import needed, opened
 from tests.support.api.running import RunningApi
 from tests.support.build import measurement
@@ -45,6 +50,12 @@ UNUSED = 0.5
 LEASED = BUSY + UNUSED
 PHASES = {"Unhealthy": 1, "Closed": 1, "Reserved": 1, "Leased": 3, "Free": 1}
 TEAM = Namespace("team")
+PROMISES = (
+    *((PromiseOutcome.KEPT, HOUR_S * hours) for hours in (1, 3, 5)),
+    (PromiseOutcome.WITHDRAWN, 60.0),
+    (PromiseOutcome.NOT_NEEDED, 60.0),
+)
+"""How promised starts ended, and how long before that they were made."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,12 @@ async def day(shown: RunningApi) -> AsyncIterator[Day]:
         at=at,
         enforced=True,
     )
+    for outcome, known_s in PROMISES:
+        now = time.time()
+        earlier = replace(planned, opened_at=now - known_s)
+        ended = earlier.ended(outcome, now)
+        assert await shown.preemptions.open_start(earlier)
+        assert await shown.preemptions.close_start(earlier, ended)
     assert await shown.preemptions.open_start(planned)
     used = tuple(measurement(lease, memory_mib=2_000, cores_percent=40) for lease in busy)
     unused = measurement(idle, memory_mib=0, cores_percent=0, idle_since=time.time() - HOUR_S)
@@ -184,6 +201,39 @@ async def test_what_is_idle_is_the_same_in_tile_list_report_costs_and_metrics(
     recorded_ms = sum(hour.recorded_ms for hour in hours)
     used, unused = (sum(row[use] for row in sums) for use in (USED, IDLE))
     assert (used, unused) == (round(1000 * BUSY) * recorded_ms, 1000 * UNUSED * recorded_ms)
+
+
+async def test_promises_kept_are_the_same_in_api_report_page_and_metrics(
+    browser: Browser, day: Day
+) -> None:
+    _, answer = await until(
+        lambda: day.shown.get("/api/v1/reports/starts"),
+        lambda reply: reply[1]["total"]["not_needed"] == 1,
+    )
+    view = msgspec.convert(answer, PromisesView)
+    assert (view.total.kept, view.total.withdrawn, view.total.kept_percent) == (3, 1, 75.0)
+    assert (view.total.half_known_s, view.total.most_known_s) == pytest.approx((3 * HOUR_S, HOUR_S))
+    report_text = printed(starts_table(view))
+    assert re.search(r"default +3 +1 +1 +75\.0 +3h +60m", report_text)
+    assert re.search(r"total +3 +1 +1 +75\.0 +3h +60m", report_text)
+    page = await opened(browser, day.shown)
+    text = re.compile("Kept3 of 4, 75.0 %Known beforehalf 3 h, 9 of 10 1 hNot needed1$")
+    for path in ("", "#/namespace/default"):
+        await page.goto(f"{day.shown.url}/{path}")
+        promised = page.get_by_role("region", name="Promised starts, 30 d")
+        await expect(promised).to_have_text(text)
+    await day.shown.service.export_metrics()
+    exported = {
+        outcome: REGISTRY.get_sample_value("leasehold_promised_starts", {"outcome": outcome})
+        for outcome in PromiseOutcome
+    }
+    assert exported == {"kept": 3, "withdrawn": 1, "not_needed": 1}
+    known_s = [
+        REGISTRY.get_sample_value("leasehold_promised_start_known_seconds", {"quantile": part})
+        for part in ("0.5", "0.1")
+    ]
+    assert known_s == pytest.approx([3 * HOUR_S, HOUR_S])
+    assert REGISTRY.get_sample_value("leasehold_promised_starts_kept_ratio") == 0.75
 
 
 def value(name: str, **labels: str) -> float | None:

@@ -1,12 +1,10 @@
 """Planned starts on a real Valkey and the simulated API server, step by step."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from prometheus_client import REGISTRY
 
 from services.binder.plans.starts import MISSING_S
 from services.binder.report.explanations import PLANNED, WITHDRAWN
@@ -20,12 +18,12 @@ from services.planner.start_planner import (
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.leases.lease import ends_by
 from shared.model.leases.ledger import ReservedLease
+from shared.model.leases.preemption import EndedPromise, PromiseOutcome
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S
-from shared.runtime.promised_starts import PromiseOutcome
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.planner.scene import (
     HOUR,
@@ -43,15 +41,9 @@ at = idle_node
 __all__ = ["at"]
 
 
-def ends_of_promises() -> Counter[str]:
-    """Return how promised starts have ended in this process, and how early kept ones were known."""
-    name = "leasehold_promised_start"
-    amounts = {
-        str(outcome): REGISTRY.get_sample_value(f"{name}s_total", {"outcome": outcome})
-        for outcome in PromiseOutcome
-    }
-    amounts["known_s"] = REGISTRY.get_sample_value(f"{name}_known_seconds_sum")
-    return Counter({key: round(amount or 0) for key, amount in amounts.items()})
+async def promises(at: Scene) -> list[EndedPromise]:
+    """Return how promised starts have ended."""
+    return (await at.preemptions.promises("0-0"))[1]
 
 
 async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:
@@ -65,11 +57,10 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
 
     await at.terminate(old)
     assert await at.thief(0) != ""
-    before = ends_of_promises()
     at.clock.advance(60)
     [placed] = await step(at, binder)
-    known_s = round(at.clock.now() - start.opened_at)
-    assert ends_of_promises() - before == {"kept": 1, "known_s": known_s}
+    [kept] = await promises(at)
+    assert kept == start.ended(PromiseOutcome.KEPT, at.clock.now())
     assert (placed.lease.pod, placed.lease.shares[0].device) == (start.id, old.shares[0].device)
     assert await starts(at) == ()
     await assert_sound(at.ledger)
@@ -182,8 +173,6 @@ async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_pl
 
 async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Scene) -> None:
     old, binder, _ = await promised(at)
-    before = ends_of_promises()
-
     urgent = await at.waiting("urgent", mib=16_000, namespace="c", priority=5)
     await step(at, binder)
 
@@ -191,7 +180,7 @@ async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Sc
     assert start.id == urgent
     [text] = events(at, WITHDRAWN)
     assert "a pod of priority 5 comes first" in text
-    assert ends_of_promises() - before == {"withdrawn": 1}
+    assert [promise.outcome for promise in await promises(at)] == [PromiseOutcome.WITHDRAWN]
     await at.terminate(old)
     [placed] = await step(at, binder)
     assert placed.lease.pod == urgent
@@ -209,10 +198,9 @@ async def test_a_pod_that_is_gone_or_placed_elsewhere_gives_its_devices_back(at:
     await at.terminate(other)
     place = Placement(node=NodeName("a"), shares=(share("a", 1, mib=16_000),))
     assert isinstance(await at.reserve(pod, "new", place, namespace="b"), ReservedLease)
-    before = ends_of_promises()
     assert [each.lease.pod for each in await step(at, binder)] == [pod]
     assert await starts(at) == ()
-    assert ends_of_promises() - before == {"not_needed": 1}
+    assert [promise.outcome for promise in await promises(at)] == [PromiseOutcome.NOT_NEEDED]
     assert await at.thief(0) == ""
     await assert_sound(at.ledger)
 
@@ -435,10 +423,14 @@ async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_r
     newer = replace(read, opened_at=read.opened_at + 1)
 
     assert await at.preemptions.open_start(newer, read)
-    assert not await at.preemptions.close_start(read)
-    assert not await at.preemptions.open_start(read, read)
+    kept = read.ended(PromiseOutcome.KEPT, at.clock.now())
+    assert kept
+    assert not await at.preemptions.close_start(read, kept)
+    assert not await at.preemptions.open_start(read, read, ended=[kept])
     assert await starts(at) == (newer,)
-    await at.preemptions.close_start(newer)
+    assert await promises(at) == []
+    assert await at.preemptions.close_start(newer, kept)
+    assert await promises(at) == [kept]
     assert not any(use.claimed_by for use in (await uses(at.ledger)).values())
 
 

@@ -140,7 +140,7 @@ class MonitorWorld:
         directory = self.root / "proc" / str(pid)
         directory.mkdir(parents=True)
         (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.pods[0]}/{ID}\n")
-        (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
+        (directory / "status").write_text(f"Name:\tpython3\nNSpid:\t{pid}\t{inner}\n")
         (directory / "stat").write_text(stat_of(pid, began_ticks))
         (before,) = self.driver.samples
         process = GpuProcess(pid=pid, memory_bytes=mib * MIB, busy_percent=35)

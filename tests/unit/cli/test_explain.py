@@ -17,7 +17,7 @@ from shared.model.devices.device import DeviceUse, Hardware, XidEvent
 from shared.model.devices.enforcers import ComputeEnforcer, MemoryEnforcer
 from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodQueued
-from shared.model.leases.lease import LeaseState, ShareMeasurement
+from shared.model.leases.lease import LeaseState, ProcessUse, ShareMeasurement
 from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Refusal
@@ -159,6 +159,18 @@ def test_explain_names_what_is_wrong_with_components() -> None:
     assert running.lines[-1] == unknown.lines[-1] == f"problem     {problem}"
     assert unknown.next == "leasehold doctor"
     assert explanation_of(unheard, None, OURS).next == "leasehold audit"
+
+
+def test_explain_names_the_processes_of_a_pod_on_its_gpu() -> None:
+    running = (
+        ProcessUse(pid=4711, inner_pid=12, command="python3", memory_mib=900, cores_percent=40),
+        ProcessUse(pid=4712),
+    )
+
+    lines = explained(POD, cluster_of(NODE, measured=[replace(MEASURED, running=running)])).lines
+
+    at = lines.index("processes   PID 4711, 12 in main: python3, GPU 2, 900 MiB, 40 % of the cores")
+    assert lines[at + 1] == "            PID 4712: ?, GPU 2"
 
 
 def test_explain_shows_heat_and_xids_of_its_gpu_since_the_pod_has_it() -> None:

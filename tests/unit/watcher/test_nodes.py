@@ -1,6 +1,7 @@
 """Which events follow from the observed states of nodes, and how nodes are parsed."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -117,6 +118,43 @@ def test_item_6_cards_are_closed_by_each_annotation_with_its_reason() -> None:
         2: "cordoned",
         3: "listed in the node's annotation volcano.sh/gpu-unhealthy-ids",
     }
+
+
+CORDON_0 = "cordon.leasehold.dev/gpu-0"
+
+
+@pytest.mark.parametrize(
+    ("manager", "author"),
+    [
+        ("leasehold:ada", " by ada"),
+        ("node-maintenance", " by node-maintenance"),
+        ("kubectl-annotate", ""),
+        ("kubectl-cordon", ""),
+        ("leasehold", ""),
+    ],
+)
+def test_a_cordon_names_who_made_it_as_the_api_server_has_recorded(
+    manager: str, author: str
+) -> None:
+    written: dict[str, Any] = {"f:metadata": {"f:annotations": {f"f:{CORDON_0}": {}}}}
+    entries = [
+        {"manager": "kubelet", "fieldsV1": {"f:metadata": {"f:annotations": {".": {}}}}},
+        {"manager": manager, "fieldsV1": {**written, "f:spec": {"f:unschedulable": {}}}},
+    ]
+    meta = {"name": "n", "annotations": {CORDON_0: "fan"}, "managedFields": entries}
+    node = msgspec.convert({"metadata": meta, "spec": {"unschedulable": True}}, ApiNode)
+
+    facts = parse_node(node)
+
+    assert facts.closed_devices == {0: f"cordoned{author}: fan"}
+    assert facts.cordoned_by == author.removeprefix(" by ")
+
+
+def test_a_long_reason_of_a_cordon_is_cut_and_the_node_stays_open() -> None:
+    meta = {"name": "n", "annotations": {CORDON_0: "fan " * 100}}
+    node = msgspec.convert({"metadata": meta}, ApiNode)
+
+    assert parse_node(node).closed_devices[0] == f"cordoned: {('fan ' * 100)[:200]}"
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_an_ended_process_has_no_origin(tmp_path: Path) -> None:
 
     assert found is not None
     assert (found.pod, found.container_id, found.inner_pid) == (UID, ID, 3)
+    assert found.command == "\ufffd"
     assert read_origin(8, tmp_path) is None
 
 

@@ -21,7 +21,14 @@ from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
 from shared.model.devices.device import Hardware, XidEvent
 from shared.model.events.request_reply import UsageReply
-from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, share_key
+from shared.model.leases.lease import (
+    MOST_PROCESSES,
+    ClaimAllocation,
+    Lease,
+    MigPlacement,
+    ProcessUse,
+    share_key,
+)
 from shared.model.names import PodUid
 from shared.nats import wire
 from tests.support.build import allocation_of
@@ -186,9 +193,28 @@ async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(
     assert used.memory_mib >= 300
     assert used.cores_percent
     assert (used.processes, used.idle_since) == (1, None)
+    assert used.running == (
+        ProcessUse(pid=70, inner_pid=7, command="python3", memory_mib=350, cores_percent=35),
+    )
     (idle,) = report.shares
     assert report.measured_at == idle_at + 60
     assert (idle.cores_percent, idle.processes, idle.idle_since) == (0, 0, idle_at)
+    assert idle.running == ()
+
+
+async def test_of_many_processes_the_report_has_those_with_the_most_memory(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    for number in range(MOST_PROCESSES + 2):
+        world.add_process(tenant, 80 + number, inner=10 + number, mib=400 + number)
+    await world.monitor.scan()
+
+    (used,) = world.monitor.report({}).shares
+
+    assert used.processes == MOST_PROCESSES + 3
+    largest = range(401 + MOST_PROCESSES, 401, -1)
+    assert [process.memory_mib for process in used.running] == [*largest]
 
 
 async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
