@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from services.planner.plan import ClusterSnapshot
 from shared.ledger.leases import RedisLeases
+from shared.model.clock import Clock
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import LedgerChange, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
 
+BOUND_LOOK_S = 5.0
+"""Interval of looks whether leases that are bound have become active: plans of preemption treat
+both alike, and those of starts need to know within seconds since when a pod runs."""
 MOST_UNSEEN = 64
 """Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
 
@@ -42,17 +47,22 @@ class LeaseMirror:
 
     The feed of the ledger names the nodes that change. For example, after a pod was reserved the
     next call of `nodes` reads one node, however many there are. That a lease becomes bound or
-    active is not in the feed: its node is read at each call until all its leases are active.
+    active is not in the feed: its node is read at each call while a lease is reserved, and every
+    `BOUND_LOOK_S` while one is bound.
     """
 
     ledger: RedisLeases
+    clock: Clock
 
     def __post_init__(self) -> None:
         self._totals: dict[NodeName, NodeTotals] = {}
         self._node_of: dict[DeviceUuid, NodeName] = {}
         self._stale: set[NodeName] = set()
-        self._starting: set[NodeName] = set()
-        """Nodes with leases that are not active yet."""
+        self._reserved: set[NodeName] = set()
+        """Nodes with leases that are not bound yet."""
+        self._bound: set[NodeName] = set()
+        """Other nodes with leases that are not active yet."""
+        self._bound_look_at = -inf
         self._follows = False
         self._reading = asyncio.Lock()
         self.awaited = frozenset[NodeName]()
@@ -97,10 +107,10 @@ class LeaseMirror:
             if not self._follows:
                 pages = [page async for page in self.ledger.totals.pages()]
                 self._totals = {}
-                self._starting = set()
+                self._reserved = set()
+                self._bound = set()
                 self._put(totals for page in pages for totals in page)
-            elif self._stale or self._starting:
-                names = sorted(self._stale | self._starting)
+            elif names := sorted(self._due()):
                 self._stale.clear()
                 try:
                     read = await self.ledger.totals.of_nodes(names)
@@ -109,16 +119,27 @@ class LeaseMirror:
                     raise
                 for name in names:
                     self._totals.pop(name, None)
-                self._starting.difference_update(names)
+                self._reserved.difference_update(names)
+                self._bound.difference_update(names)
                 self._put(read)
             return [self._totals[name] for name in sorted(self._totals)]
+
+    def _due(self) -> set[NodeName]:
+        now = self.clock.ticks()
+        if now < self._bound_look_at + BOUND_LOOK_S:
+            return self._stale | self._reserved
+        self._bound_look_at = now
+        return self._stale | self._reserved | self._bound
 
     def _put(self, read: Iterable[NodeTotals]) -> None:
         for totals in read:
             name = totals.node.facts.name
             self._totals[name] = totals
-            if any(lease.state is not LeaseState.ACTIVE for lease in totals.leases):
-                self._starting.add(name)
+            states = {lease.state for lease in totals.leases}
+            if LeaseState.RESERVED in states:
+                self._reserved.add(name)
+            elif LeaseState.BOUND in states:
+                self._bound.add(name)
             self._node_of |= {device.uuid: name for device, _ in totals.node.devices}
 
 

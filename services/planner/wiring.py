@@ -33,7 +33,7 @@ class PlannerPorts:
 
 def build_planner(ports: PlannerPorts, *, rules: PreemptionRules = DEFAULT_RULES) -> Planner:
     store = ports.ledger.part(Preemptions)
-    mirror = LeaseMirror(ports.ledger)
+    mirror = LeaseMirror(ports.ledger, ports.clock)
     starts = StartPlanner(
         ledger=ports.ledger,
         store=store,

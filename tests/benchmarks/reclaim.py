@@ -34,6 +34,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from shared.ledger.leases import RedisLeases
 from tests.benchmarks.pace import at_rate, quantile, settle
 from tests.benchmarks.processes import (
     cpu_ms,
@@ -132,6 +133,13 @@ async def create_all(api, run, count, priority):
         names += [api.create_whole(run, number, priority) for number in range(len(names), due)]
         await asyncio.sleep(0.005)
     return names
+
+
+async def activate_all(redis_url):
+    """Make all leases active, as node agents do once containers have started."""
+    async with RedisLeases.connect(redis_url) as ledger:
+        async for page in ledger.load_all():
+            await ledger.activate([(lease.pod, lease.node) for lease in page])
 
 
 @contextlib.asynccontextmanager
@@ -239,6 +247,7 @@ async def measure(options, directory):
         await settle(read)
         held = await create_all(api, "held", options.pods, 0)
         await until(lambda: set(held) <= api.bound.keys(), limit_s=300)
+        await activate_all(up.valkey.url)
         if options.single:
             await single(api, options.single, pids)
             return

@@ -5,12 +5,13 @@ from itertools import groupby
 
 import pytest
 
-from services.planner.cluster_view import LeaseMirror
+from services.planner.cluster_view import BOUND_LOOK_S, LeaseMirror
 from shared.ledger.leases import RedisLeases
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.world import running
+from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, reservation, reserve, share
 from tests.support.waiting import until
 
@@ -23,7 +24,8 @@ async def test_only_nodes_that_have_changed_are_read_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        mirror = LeaseMirror(leases)
+        clock = FakeClock()
+        mirror = LeaseMirror(leases, clock)
         read: list[Sequence[NodeName]] = []
         of_nodes = leases.totals.of_nodes
 
@@ -32,6 +34,7 @@ async def test_only_nodes_that_have_changed_are_read_again(
             return await of_nodes(names)
 
         async def is_current() -> bool:
+            clock.advance(BOUND_LOOK_S)
             return await mirror.nodes() == await everything(leases)
 
         monkeypatch.setattr(leases.totals, "of_nodes", noted)
@@ -53,10 +56,11 @@ async def test_only_nodes_that_have_changed_are_read_again(
     assert names == [["a"], ["b"], [], ["a"]]
 
 
-async def test_a_lease_is_seen_to_become_bound_and_active(url: str) -> None:
+async def test_a_lease_is_seen_to_become_bound_at_once_and_active_soon(url: str) -> None:
     """Its node does not change by that, and is not in the feed."""
     async with ledger(url, {"a": 1}) as leases:
-        mirror = LeaseMirror(leases)
+        clock = FakeClock()
+        mirror = LeaseMirror(leases, clock)
         async with running(mirror.follow_ledger):
 
             async def state() -> LeaseState:
@@ -68,12 +72,43 @@ async def test_a_lease_is_seen_to_become_bound_and_active(url: str) -> None:
             await leases.bind(reserved)
             assert await state() is LeaseState.BOUND
             await leases.activate([(PodUid("p"), NodeName("a"))])
+            clock.advance(BOUND_LOOK_S)
             assert await state() is LeaseState.ACTIVE
+
+
+async def test_a_node_whose_leases_are_bound_is_read_again_after_seconds_only(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        clock = FakeClock()
+        mirror = LeaseMirror(leases, clock)
+        read: list[Sequence[NodeName]] = []
+        of_nodes = leases.totals.of_nodes
+
+        async def noted(names: Sequence[NodeName]) -> list[NodeTotals]:
+            read.append(names)
+            return await of_nodes(names)
+
+        async def reads() -> int:
+            before = len(read)
+            await mirror.nodes()
+            return len(read) - before
+
+        monkeypatch.setattr(leases.totals, "of_nodes", noted)
+        async with running(mirror.follow_ledger):
+            await leases.bind(await reserve(leases, reservation("p", share("a", 0, 4_000))))
+            await until(mirror.nodes, lambda nodes: len(read) > 0 and bool(nodes[0].leases))
+            await until(reads, lambda count: count == 0)
+
+            clock.advance(BOUND_LOOK_S)
+
+            assert await reads() == 1
+            assert await reads() == 0
 
 
 async def test_without_the_feed_of_changes_everything_is_read(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        mirror = LeaseMirror(leases)
+        mirror = LeaseMirror(leases, FakeClock())
         await mirror.nodes()
 
         await reserve(leases, reservation("p", share("a", 0, 4_000)))

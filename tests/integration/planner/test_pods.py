@@ -19,6 +19,7 @@ from shared.model.requests.placement import Refusal
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import running
+from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger
 from tests.support.simcluster.apiserver import ApiUnderTest, a_pod, api_server
 from tests.support.waiting import until
@@ -144,7 +145,7 @@ async def test_a_pod_that_waits_and_that_the_watch_does_not_have_yet_is_read(
         waiting = [waiting_pod(new, "new"), waiting_pod(PodUid("gone"), "gone")]
         before = pods.client.lists
 
-        cluster = await ClusterView(LeaseMirror(leases), pods.reader).snapshot(waiting)
+        cluster = await ClusterView(LeaseMirror(leases, FakeClock()), pods.reader).snapshot(waiting)
 
         assert cluster.pods.keys() == {new}
         assert pods.client.lists == before
