@@ -82,6 +82,8 @@ FOREIGN_GIB = 256
 """Of systems that Leasehold does not read, less memory is a number of GiB: several of them count
 so, and no program for CUDA runs in so few MiB."""
 _MIG = re.compile(r"nvidia\.com/mig-(\d)g\.(\d+)gb.*", re.ASCII)
+_OF_SIZE = re.compile(r"nvidia\.com/gpu-(\d{1,4})gb", re.ASCII)
+"""A part of a GPU with so much memory, as some operators of MPS name it."""
 ACCELERATORS = ("gaudi", "tpu", "neuron", "ascend", "mlu", "dcu")
 """Parts of names of resources of other vendors, as their device plugins have them."""
 _MEASURES = (
@@ -123,6 +125,12 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
         mode = Change(Place.ANNOTATION, nvidia.MODE, "mig")
         text = f"{_listed(added)} and the annotation {nvidia.MODE}: mig"
         return Hint(text, (removed, *added, mode))
+    if size := _OF_SIZE.fullmatch(small):
+        part = (
+            limit(container, nvidia.COUNT, amount),
+            limit(container, nvidia.MEMORY, int(size[1]) * 10**9 // MIB),
+        )
+        return Hint(_listed(part), (removed, *part))
     if small == f"{nvidia.COUNT}.shared":
         share = (
             limit(container, nvidia.COUNT, amount),

@@ -11,7 +11,12 @@ from enum import StrEnum
 
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
-from shared.dialects.meant_resources import ACCELERATORS, meant_resource, more_than_none
+from shared.dialects.meant_resources import (
+    ACCELERATORS,
+    meant_part,
+    meant_resource,
+    more_than_none,
+)
 from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.pod_requests import annotations_of
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -196,11 +201,22 @@ def _of_other_scheduler(pod: PodManifest, dialect: str) -> Iterator[Hint]:
         if other.name == dialect or other.read_for in {"", pod.scheduler}:
             continue
         for key in annotations_of(pod, other):
-            yield Hint(
+            text = (
                 f"annotation {key} has no effect: it is read in pods with schedulerName "
-                f"{other.read_for} only",
-                (Change(Place.ANNOTATION, key),),
+                f"{other.read_for} only"
             )
+            part = _meant_by_annotation(pod, key)
+            changes = (Change(Place.ANNOTATION, key), *(part.changes if part else ()))
+            yield Hint(f"{text}; {part.text}" if part else text, changes)
+
+
+def _meant_by_annotation(pod: PodManifest, key: str) -> Hint | None:
+    """Return how a pod without a GPU requests the part of one that an annotation stands for."""
+    if any(container.amounts.keys() & GPU_RESOURCES for container in pod.containers):
+        return None
+    if not key.endswith("gpu-fraction") or not pod.containers:
+        return None
+    return meant_part(nvidia.COUNT, pod.annotations[key], (), pod.containers[0].name)
 
 
 _OF_DIALECTS = frozenset().union(

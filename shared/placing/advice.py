@@ -58,7 +58,10 @@ class Advice:
         if self.soon:
             return self.soon
         administrator = f"ask an administrator: {self.administrator}"
-        return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
+        if not self.meant:
+            return administrator
+        meant = self.meant if self.meant.endswith("?") else f"{self.meant}."
+        return f"{meant} Otherwise {administrator}"
 
     def _text_of_changes(self) -> str:
         changed = words(self.changes)

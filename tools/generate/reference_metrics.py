@@ -26,8 +26,8 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 BOUNDS: Mapping[str, str] = {
     "constants of the code": (
-        "service handler subject outcome kind state cause verb waited system source setting "
-        "enforcer memory compute phase"
+        "service handler subject outcome quantile kind state cause verb waited system source "
+        "setting enforcer memory compute phase"
     ),
     "codes of refusals, or kinds of the one fact that the metric is about": "reason error_type",
     "versions and settings in use": "version layout content digest strategy",

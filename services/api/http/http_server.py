@@ -3,11 +3,14 @@
 Errors of /api/v1 are JSON `{"error": ...}`.
 """
 
+import asyncio
+import gzip
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from importlib import resources
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -65,7 +68,23 @@ PORT_BOUNDS = PortBounds(
 """More connections than responses that stay open; a body is read before its sender is known."""
 MOST_FIELDS = 16
 """Of the form with a token."""
+LARGE_BYTES = 256 * 1024
+"""Larger documents are compressed beside the event loop, and quickly rather than well: a viewer
+would wait longer for a better compression than for the bytes that it saves."""
+QUICKLY = 1
 encode = msgspec.json.Encoder().encode
+
+
+class StaticFile(NamedTuple):
+    body: bytes
+    packed: bytes
+    """With gzip."""
+    tag: str
+
+    @classmethod
+    def load(cls, body: bytes) -> "StaticFile":
+        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        return cls(body, gzip.compress(body, mtime=0), tag)
 
 
 def token_of(request: web.Request) -> str:
@@ -80,7 +99,7 @@ class HttpServer:
         self.service = api.service
         self.authenticator = authenticator
         folder = resources.files("services.api") / "static"
-        self.files = {path.name: _load_file(path.read_bytes()) for path in folder.iterdir()}
+        self.files = {path.name: StaticFile.load(path.read_bytes()) for path in folder.iterdir()}
         self.modules = sorted(name for name in self.files if _is_module(name))
         self._open = OpenResponses(MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED)
         self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
@@ -128,16 +147,16 @@ class HttpServer:
         name = request.match_info["name"]
         if name not in self.files:
             return error_response(404, "no such file")
-        body, tag = self.files[name]
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if request.headers.get("If-None-Match") == tag:
+        file = self.files[name]
+        headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == file.tag:
             return web.Response(status=304, headers=headers)
+        body = file.body
+        if _accepts_gzip(request):
+            body = file.packed
+            headers["Content-Encoding"] = "gzip"
         media_type = MEDIA_TYPES[f".{name.rpartition('.')[2]}"]
-        response = web.Response(
-            body=body, content_type=media_type, charset="utf-8", headers=headers
-        )
-        response.enable_compression()
-        return response
+        return web.Response(body=body, content_type=media_type, charset="utf-8", headers=headers)
 
     async def login(self, _: web.Request) -> web.StreamResponse:
         if self.authenticator.is_anonymous:
@@ -209,8 +228,13 @@ class HttpServer:
             raise web.HTTPUnsupportedMediaType(reason="send Content-Type: application/json")
         async with self._turns.turn(owner_of(call.viewer.name)):
             body = encode(await route.handler(self.api, call))
-        response = web.Response(body=body, content_type="application/json")
-        response.enable_compression()
+        headers = {}
+        if len(body) > LARGE_BYTES and _accepts_gzip(request):
+            body = await asyncio.to_thread(gzip.compress, body, QUICKLY)
+            headers["Content-Encoding"] = "gzip"
+        response = web.Response(body=body, content_type="application/json", headers=headers)
+        if not headers:
+            response.enable_compression()
         return response
 
     def staying_open(self, viewer: Viewer) -> AbstractAsyncContextManager[None]:
@@ -251,8 +275,8 @@ def _is_module(name: str) -> bool:
     return name.endswith(".js") and name != "uplot.js"  # which is loaded with the first chart
 
 
-def _load_file(body: bytes) -> tuple[bytes, str]:
-    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+def _accepts_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get("Accept-Encoding", "").lower()
 
 
 def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Response:

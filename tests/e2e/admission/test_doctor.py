@@ -159,7 +159,8 @@ async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: 
     await until(shown, lambda text: f"annotation {UNHEALTHY}" in text)
     still = await up.leasehold("uncordon", f"node-0/{uuid}")
     await up.kube.patch_merge(
-        NODE, {"metadata": {"annotations": {UNHEALTHY: None}}, "spec": {"unschedulable": True}}
+        f"{NODE}?fieldManager=kubectl-cordon",
+        {"metadata": {"annotations": {UNHEALTHY: None}}, "spec": {"unschedulable": True}},
     )
     await until(shown, lambda text: "kubectl cordon" in text and UNHEALTHY not in text)
     cordoned = await until(lambda: faults(up), lambda texts: texts.keys() == {"device-health"})
@@ -168,8 +169,9 @@ async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: 
     nothing = await up.leasehold("cordon", "node-0/7")
 
     assert done.out == "GPU 1 of node-0 gets no new pods\n"
-    assert "closed to new pods: cordoned: fan is loud" in text
-    assert "GPU 1: cordoned: fan is loud" in warned["device-health"]
+    by = "cordoned by kubernetes-admin: fan is loud"
+    assert f"closed to new pods: {by}" in text
+    assert f"GPU 1: {by}" in warned["device-health"]
     assert opened.out == "GPU 1 of node-0 gets new pods\n"
     assert (still.code, UNHEALTHY in still.out) == (1, True)
     assert "kubectl cordon" in cordoned["device-health"]

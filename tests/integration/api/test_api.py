@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client import REGISTRY
 
+from services.api.http import http_server
 from shared.credentials import authorization
 from shared.credentials.authorization import VIEWER_COOKIE, load_tokens, make_token
 from shared.model.errors import UnavailableError
@@ -244,7 +245,9 @@ async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
         ):
             (first, *_) = await heartbeats.batch()
             (second, *_) = await heartbeats.batch()
-        last = [event for one in await heartbeats.batch() for event in one.events][-1]
+        async with asyncio.timeout(20):
+            while not (last := (await heartbeats.batch())[-1].events[-1]).stopping:
+                pass
 
         assert (first.events[0].instance, first.events[0].node) == ("s-1", "n")
         assert second.events[0].unready_reasons == ("ledger: not read yet",)
@@ -277,6 +280,21 @@ async def test_every_response_has_security_headers(shown: RunningApi) -> None:
             assert "default-src 'none'; script-src 'self'" in policy
             assert "unsafe" not in policy
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/static/page.js", "/api/v1/version"])
+async def test_files_and_large_documents_are_compressed_for_clients_that_accept_it(
+    shown: RunningApi, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(http_server, "LARGE_BYTES", 10)
+    bodies = set()
+    for accepted, encoding in (("gzip, br", "gzip"), ("identity", None)):
+        headers = {"Accept-Encoding": accepted}
+        async with shown.client.get(shown.url + path, headers=headers) as answer:
+            assert answer.headers.get("Content-Encoding") == encoding
+            bodies.add(await answer.text())
+
+    assert len(bodies) == 1
 
 
 # Authentication

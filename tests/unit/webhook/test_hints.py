@@ -279,6 +279,14 @@ def test_what_is_denied_or_waits_for_ever_is_mended_by_its_hints(wrong: Pod) -> 
     assert followed.hints
 
 
+@pytest.mark.parametrize("value", ["0.5", "50%"])
+def test_a_fraction_for_another_scheduler_leads_to_the_same_part_of_a_gpu(value: str) -> None:
+    followed = follow(of({}, notes={"gpu-fraction": value}))
+
+    [part] = followed.request.containers
+    assert (part.gpus, part.memory_percent, part.whole) == (1, 50, False)
+
+
 FOREIGN = {
     ("aliyun.com/gpu-mem", "3"): 3072,
     ("aliyun.com/gpu-mem", "3000"): 3000,
@@ -286,6 +294,7 @@ FOREIGN = {
     ("gpumem", "3Gi"): 3072,
     ("example.com/gpu-memory", "4096"): 4096,
     ("leasehold.dev/gpumem", "3000"): 3000,
+    ("nvidia.com/gpu-10gb", "1"): 9536,
     ("nvidia.com/mig-1g.5gb", "1"): 4768,
     ("nvidia.com/mig-3g.20gb", "1"): 19073,
     ("nvidia.com/mig-7g.40gb", "1"): 38146,
