@@ -56,6 +56,7 @@ class DeviceWatcher:
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._remembered: tuple[Device, ...] | None = None
+        self._responding: AbstractSet[DeviceUuid] = frozenset()
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
@@ -78,6 +79,7 @@ class DeviceWatcher:
         try:
             gpus = await self.driver.discover()
         except UnavailableError as error:
+            self._responding = frozenset()
             await self._mark_silent(config, no_response(str(error)))
             raise
         if self._remembered is None:
@@ -89,6 +91,7 @@ class DeviceWatcher:
             isolation_available=await self.node.files.library.update(),
         )
         await self.node.enforcers.find_out(gpus)
+        self._note_responding({gpu.uuid for gpu in gpus if not gpu.fault})
         try:
             await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:
@@ -135,6 +138,12 @@ class DeviceWatcher:
                 logger.warning(warning)
         self._warnings = warnings
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
+
+    def _note_responding(self, responding: AbstractSet[DeviceUuid]) -> None:
+        """Have limits read back if a GPU responds again: its driver may have been loaded anew."""
+        if responding - self._responding:
+            self.node.audit_due.set()
+        self._responding = responding
 
     def _note_unread(self, unread: tuple[UnreadDevice, ...]) -> None:
         for gpu in unread:

@@ -74,6 +74,8 @@ class Node:
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
     compare_due: asyncio.Event = field(default_factory=asyncio.Event)
     """The records must be compared with the leases without delay."""
+    audit_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Limits may be gone: they must be compared with the leases without delay."""
     on_devices: list[Callable[[], None]] = field(default_factory=list)
     config_errors: list[str] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)

@@ -28,8 +28,9 @@ _LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, *_LI
 """Their last elements. A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
 """On a node, with only data, unless an administrator names others."""
-MPS_PATHS = ("/tmp/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - of the node
-"""On a node, the directories of pipes to servers of MPS, by default and with NVIDIA's plugin."""
+MPS_PATHS = ("/tmp/nvidia-mps", "/run/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - of the node
+"""On a node, the directories of pipes to servers of MPS: by default, for root from R615 on, and
+with NVIDIA's plugin."""
 HARMLESS_PATHS = (
     "/dev/infiniband",
     "/dev/shm",  # noqa: S108 - of the node

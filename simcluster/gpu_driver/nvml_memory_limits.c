@@ -64,13 +64,26 @@ static result check_call(device d, const struct limits *limits) {
     return is_root(limits->path) ? NVML_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
+/* The driver adds the change of a guarantee to all cgroups above, up to the first without files of
+ * `dmem`. It does not take back what a removed cgroup had. */
+static void guarantee_above(int gpu, const char *path, uint64_t change) {
+    char above[CGROUP_BYTES];
+    snprintf(above, sizeof above, "%s", path);
+    for (cut_last(above); change && !is_root(above) && has_dmem(above); cut_last(above)) {
+        const struct cgroup_limit *limit = limit_of(gpu, above);
+        put_limit(gpu, above, (limit ? limit->soft : 0) + change, limit ? limit->hard : UNLIMITED);
+    }
+}
+
 static result set_limit(int gpu, const struct limits *wanted) {
     struct cgroup_limit *limit = limit_of(gpu, wanted->path);
     int is_below_use = (limit || accounting() == DMEM_ACCOUNTING) && charged_bytes(gpu, wanted->path) > wanted->hard;
     if (is_below_use && accounting() == MISC_ACCOUNTING) return NVML_INVALID_ARGUMENT;
     uint64_t kept = limit ? limit->hard : UNLIMITED; /* the kernel reports success, and keeps it */
-    return put_limit(gpu, wanted->path, wanted->soft, is_below_use ? kept : wanted->hard) ? NVML_SUCCESS
-                                                                                       : NVML_INSUFFICIENT_RESOURCES;
+    uint64_t soft_before = limit ? limit->soft : 0;
+    if (!put_limit(gpu, wanted->path, wanted->soft, is_below_use ? kept : wanted->hard)) return NVML_INSUFFICIENT_RESOURCES;
+    if (accounting() == DMEM_ACCOUNTING) guarantee_above(gpu, wanted->path, wanted->soft - soft_before);
+    return NVML_SUCCESS;
 }
 
 API result nvmlDeviceSetMemoryLimits_v1(device d, const struct limits *wanted) {

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +15,8 @@ from services.auth.nats_users import NatsUser
 from services.auth.root_secret import complete, managed_objects
 from services.auth.settings import AuthSettings
 from services.node_agent.partitioner import PartitionerSettings
-from services.node_agent.settings import AgentSettings
+from services.node_agent.settings import MPS_PRIVATE, AgentSettings
+from shared.dialects.dialect import Paths
 from shared.runtime.variables import parse_bool
 from tests.support.packaging import (
     K8S,
@@ -34,6 +35,7 @@ from tests.support.packaging import (
 )
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
+from tools.generate.security import PARTITIONERS
 
 COMBINED = {
     (kind, name) for kind in ("Deployment", "PodDisruptionBudget") for name in ("watcher", "placer")
@@ -238,6 +240,75 @@ def test_the_memory_limits_component_gives_only_the_partitioner_capabilities_and
     assert not any(paths[it["name"]] == "/sys/fs/cgroup" for it in agent["volumeMounts"])
     agent_values = {env["name"]: env.get("value") for env in agent["env"]}
     assert agent_values["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
+
+
+def test_the_mps_component_runs_daemons_in_the_directory_that_containers_mount() -> None:
+    pod = one(part("mps"), "DaemonSet", "node-agent")["spec"]["template"]["spec"]
+    agent, partitioner = sorted(pod["containers"], key=lambda part: part["name"])
+
+    agent_values = {env["name"]: env.get("value") for env in agent["env"]}
+    assert agent_values["LEASEHOLD_MPS"] == MPS_PRIVATE
+    assert agent_values["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
+    values = {env["name"]: env.get("value") for env in partitioner["env"]}
+    directory = Path(values["LEASEHOLD_MPS_DIR"])
+    state = PurePosixPath(agent_values["LEASEHOLD_STATE_DIR"])
+    assert str(directory) == Paths.below(state, state).mps
+    paths = {it["name"]: it.get("hostPath", {}).get("path") for it in pod["volumes"]}
+    mounts = {it["mountPath"]: paths[it["name"]] for it in partitioner["volumeMounts"]}
+    assert mounts[str(directory)] == str(directory)
+    assert {"compute", "utility"} <= {*values["NVIDIA_DRIVER_CAPABILITIES"].split(",")}
+    assert pod["hostPID"] is True
+    assert "envFrom" not in partitioner
+
+
+def test_with_every_partitioner_each_has_what_it_has_alone() -> None:
+    """Of a list of capabilities, the last component's counts: the chart applies them in order."""
+    together = one(built("base", *PARTITIONERS), "DaemonSet", "node-agent")
+    whole = {it["name"]: it for it in together["spec"]["template"]["spec"]["containers"]}
+    for name in PARTITIONERS:
+        alone = one(part(name), "DaemonSet", "node-agent")["spec"]["template"]["spec"]
+        for container in alone["containers"]:
+            found = whole[container["name"]]
+            added = {*container["securityContext"]["capabilities"]["add"]}
+            assert added <= {*found["securityContext"]["capabilities"]["add"]}
+            mounts = [it["mountPath"] for it in found["volumeMounts"]]
+            assert {it["mountPath"] for it in container["volumeMounts"]} <= {*mounts}
+            assert len({*mounts}) == len(mounts)
+            values = {it["name"]: it.get("value", "") for it in found["env"]}
+            for it in container["env"]:
+                assert it.get("value", "") in values[it["name"]]
+
+
+RIGHTS = {"ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in PARTITIONERS), PARTITIONERS], ids="+".join)
+def test_what_sets_limits_gives_the_agent_itself_no_right_and_no_path(
+    names: tuple[str, ...],
+) -> None:
+    """And without any of them nothing on a node may set limits."""
+    before, after = built("base"), built("base", *names)
+
+    assert [it for it in after if it["kind"] in RIGHTS] == [
+        it for it in before if it["kind"] in RIGHTS
+    ]
+    assert _paths_and_rights(after) == _paths_and_rights(before)
+    parts = one(before, "DaemonSet", "node-agent")["spec"]["template"]["spec"]["containers"]
+    assert [it["name"] for it in parts] == ["node-agent"]
+    assert not [it for it in after if it["kind"] == "Namespace"], "Pod Security is as before"
+
+
+def _paths_and_rights(manifests: list[Json]) -> Json:
+    """Return what the agent's container may do on its node, and what its pod shares with it."""
+    pod = one(manifests, "DaemonSet", "node-agent")["spec"]["template"]["spec"]
+    (agent,) = (it for it in pod["containers"] if it["name"] == "node-agent")
+    paths = {it["name"]: it["hostPath"] for it in pod["volumes"] if "hostPath" in it}
+    mounts = [it for it in agent["volumeMounts"] if it["name"] in paths]
+    return {
+        "context": agent["securityContext"],
+        "mounts": [(it, paths[it["name"]]) for it in mounts],
+        "pod": {name: it for name, it in pod.items() if name not in {"containers", "volumes"}},
+    }
 
 
 def test_mig_and_memory_limits_share_the_partitioner() -> None:

@@ -283,6 +283,18 @@ class LeaseProtocol(HostileAgent):
         else:
             driver.lose(cgroup[0] if what == "device" else None)
 
+    @rule(node=nodes, position=positions)
+    def other_program_limits_or_not(self, node: NodeName, position: int) -> None:
+        """Let another program limit its cgroup's memory of a device, or remove that limit."""
+        machine = self.world.nodes[node]
+        machine.limit_driver.limited_by_others ^= {chosen(machine.devices, position).uuid}
+
+    @rule(node=nodes)
+    def driver_keeps_limits_or_lowers(self, node: NodeName) -> None:
+        """Let the driver ignore limits that are lower than before, or end that."""
+        driver = self.world.nodes[node].limit_driver
+        driver.keeps_limits = not driver.keeps_limits
+
     @rule(node=nodes, seconds=any_of(0.0, 3.0))
     def setter_fails_or_recovers(self, node: NodeName, seconds: float) -> None:
         """Let the partitioner set and read no limits of the driver, or end that."""

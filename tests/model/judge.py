@@ -424,6 +424,7 @@ class Judge(Watches):
             finding for check in checks_in(liveness, safety) for finding in check(sample, history)
         ]
         unrecorded = self._unrecorded(ledger)
+        running = list(running_records(self.world))
         return [
             *(
                 f"{finding.check}: {finding.subject}: {finding.text}"
@@ -432,7 +433,8 @@ class Judge(Watches):
             ),
             *(f"M2: the preemption for {plan.id} stays" for plan in ledger.preemptions),
             *self.preemptions.unserved(sample, ledger),
-            *self.limits.differing(ledger, list(running_records(self.world))),
+            *self.limits.differing(ledger, running),
+            *self.limits.still_waiting(ledger, running),
         ]
 
     def without_claims(self) -> list[str]:

@@ -6,7 +6,9 @@ What a driver was made to lose may be missing until the next audit.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from services.node_agent.device_watcher import PROBE_S
 from services.node_agent.enforcers.limit_audit import AUDIT_S
+from services.node_agent.memory_limits.container_limits import TRY_S
 from shared.model.names import DeviceUuid, PodUid
 from tests.model.api_server import Pod
 from tests.model.kubelet import KubeletRecord
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 LATE_S = 10.0
 """An audit takes some time, and one of a restarted loop begins later."""
+NOTICED_S = 2 * TRY_S + PROBE_S + LATE_S
+"""By this time an agent notices that another program limits memory, although one look failed."""
+WAITS_S = 30.0
+"""A smaller size that waits is reached by this time after less is in use."""
 WHOLE = "exclusive"
 
 
@@ -28,6 +34,10 @@ class LimitJudge:
         """By node and holder."""
         self.disturbed_s: dict[str, float] = {}
         """By node, when something last kept its agent from putting limits back."""
+        self.beside_others_since: dict[tuple[str, DeviceUuid, object], float] = {}
+        """By node, device and life of the agent, since when it offers the driver beside others."""
+        self.waiting_since: dict[str, float] = {}
+        """By pod, since when a smaller size waits although little enough is in use."""
 
     def disturb(self) -> None:
         """Something happens that may take limits away, or delay audits."""
@@ -52,6 +62,53 @@ class LimitJudge:
             if now_s > since + AUDIT_S + LATE_S:
                 yield f"S7: {self._text(node, record, share)} for {now_s - since:.0f} s"
         self.missing_since = missing
+        yield from self._beside_others(now_s)
+        yield from self._waits_too_long(ledger, running, now_s)
+
+    def _beside_others(self, now_s: float) -> Iterator[str]:
+        """Yield devices whose driver is offered although another program sets limits there."""
+        since: dict[tuple[str, DeviceUuid, object], float] = {}
+        for node in self.world.nodes.values():
+            for device in node.agent.known.devices:
+                is_limited = device.uuid in node.limit_driver.limited_by_others
+                is_offered = device.healthy and "driver" in device.offer.memory
+                if not (is_limited and is_offered) or _is_hindered(node):
+                    continue
+                key = node.name, device.uuid, node.agent
+                since[key] = self.beside_others_since.get(key, now_s)
+                if now_s > since[key] + NOTICED_S:
+                    yield (
+                        f"S7: {node.name} offers the driver of {device.uuid} for "
+                        f"{now_s - since[key]:.0f} s beside the limit of another program"
+                    )
+        self.beside_others_since = since
+
+    def _waits_too_long(
+        self, ledger: RawLedger, running: list[tuple[Node, KubeletRecord]], now_s: float
+    ) -> Iterator[str]:
+        since: dict[str, float] = {}
+        for node, pod in self._waiting(ledger, running):
+            since[pod] = self.waiting_since.get(pod, now_s)
+            undisturbed = max(since[pod], self.disturbed_s.get(node.name, 0.0))
+            if now_s > undisturbed + WAITS_S + LATE_S:
+                yield f"S7: a smaller size of {pod} waits for {now_s - undisturbed:.0f} s"
+        self.waiting_since = since
+
+    def still_waiting(
+        self, ledger: RawLedger, running: list[tuple[Node, KubeletRecord]]
+    ) -> Iterator[str]:
+        """Yield smaller sizes that wait although little enough is in use."""
+        for _, pod in self._waiting(ledger, running):
+            yield f"S7: a smaller size of {pod} waits, and little enough is in use"
+
+    def _waiting(
+        self, ledger: RawLedger, running: list[tuple[Node, KubeletRecord]]
+    ) -> Iterator[tuple[Node, str]]:
+        for node, record, share in self._limited(ledger, running):
+            waiting_mib = ledger.leases[record.pod.uid].waiting_mib
+            used_mib = node.kubelet.used_mib(DeviceUuid(share.device), record.user)
+            if waiting_mib is not None and used_mib <= waiting_mib:
+                yield node, record.pod.uid
 
     def differing(
         self, ledger: RawLedger, running: list[tuple[Node, KubeletRecord]]
@@ -135,6 +192,7 @@ def _is_hindered(node: Node) -> bool:
     return (
         node.limit_client.fails
         or node.limit_driver.is_old
+        or node.limit_driver.keeps_limits
         or node.silent
         or node.agent.checkpoint.lost
         or node.clock.ticks() < kubelet.answers_until

@@ -110,6 +110,8 @@ class Machine:
         node.loses_reply = False
         node.driver.fault = ""
         node.limit_client.fails = False
+        node.limit_driver.limited_by_others.clear()
+        node.limit_driver.keeps_limits = False
         node.kubelet.end_processes()
         for device in list(node.driver.hanging):
             node.respond(device)

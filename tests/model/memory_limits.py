@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from tests.model.node import Node
 
 Cgroup = tuple[DeviceUuid, Path]
+OTHER_CGROUP = "game.service"
+"""Of another program, which may limit it."""
+OTHER_BYTES = 4 * MIB
 
 
 def cgroup_of(pod: PodUid, container_id: str = "") -> Path:
@@ -67,6 +70,10 @@ class LimitDriver:
         self.limits: dict[Cgroup, int] = {}
         self.last_set: dict[Cgroup, int] = {}
         """Limits that have vanished included."""
+        self.limited_by_others: set[DeviceUuid] = set()
+        """Devices of which another program limits its cgroup."""
+        self.keeps_limits = False
+        """It lowers none, whatever is in use."""
 
     def lose(self, device: DeviceUuid | None = None) -> None:
         """Lose the limits of a device, as when nothing has it open, or of all."""
@@ -75,7 +82,10 @@ class LimitDriver:
         }
 
     async def set(self, device: DeviceUuid, cgroup: Path, hard_bytes: int) -> None:
-        """Set a limit. A lower one than the use is ignored with `dmem`, and refused with `misc`."""
+        """Set a limit.
+
+        One that is not lowered, as more is in use, is ignored with `dmem`, and refused with `misc`.
+        """
         self._check_version()
         key = device, cgroup
         if hard_bytes == UNLIMITED:
@@ -83,7 +93,8 @@ class LimitDriver:
             self.last_set.pop(key, None)
             return
         counts = self.accounting is Accounting.DMEM or key in self.limits
-        if counts and hard_bytes < self._used_bytes(device, cgroup):
+        is_kept = self.keeps_limits and hard_bytes < self.limits.get(key, 0)
+        if is_kept or (counts and hard_bytes < self._used_bytes(device, cgroup)):
             if self.accounting is Accounting.MISC:
                 raise LimitError(LimitFault.REFUSED, "it refuses the limit")
             return
@@ -103,9 +114,11 @@ class LimitDriver:
     async def list(
         self, device: DeviceUuid, cgroups: Sequence[Path]
     ) -> dict[Path, MemoryLimit | None]:
-        """Return nothing: no other program limits cgroups, and those are the only ones listed."""
+        """Return the limits of cgroups that are no pods'."""
         self._check_version()
-        return {}
+        limit = MemoryLimit(hard_bytes=OTHER_BYTES)
+        is_limited = device in self.limited_by_others
+        return {path: limit for path in cgroups if is_limited and path.name == OTHER_CGROUP}
 
     def held_mib(self, device: DeviceUuid, pod: PodUid, container_id: str) -> int | None:
         """Return what a container can have of a device, or None if nothing limits it."""
@@ -139,7 +152,7 @@ class LimitDriver:
 
 
 class _Tree(CgroupTree):
-    """Has no gaps; only trials make directories in it."""
+    """Has no gaps, and no directories of pods."""
 
     def first_gap(self, directory: Path) -> Path | None:
         return None
@@ -260,9 +273,9 @@ def model_enforcers(node: "Node", files: Any, limits: ContainerLimits) -> Enforc
 
 
 def make_cgroups(node: "Node") -> None:
-    """Make the root of the node's cgroups, and remove the files of an earlier run."""
+    """Make the cgroups that are no pods', and remove the files of an earlier run."""
     root = node.folder / f"{node.name}-cgroups"
-    root.mkdir(exist_ok=True)
+    (root / OTHER_CGROUP).mkdir(parents=True, exist_ok=True)
     is_dmem = node.limit_driver.accounting is Accounting.DMEM
     (root / "cgroup.subtree_control").write_text("dmem misc" if is_dmem else "misc")
     shutil.rmtree(files_of(node), ignore_errors=True)

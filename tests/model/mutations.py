@@ -165,6 +165,14 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.node_agent.resize.limit_updates.LimitUpdater._lower_exact",
         _nothing,
     ),
+    "limits of other programs do not matter": (
+        "services.node_agent.memory_limits.foreign_limits.ForeignLimits.reason",
+        lambda *_: "",
+    ),
+    "sizes that wait are not tried again": (
+        "services.binder.resize.resizer.Resizer._shrink",
+        _nothing,
+    ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "replaced changes unseen": ("shared.ledger.ledger_inventory.check_follows", _ignore),
     "lost leases stay lost": (

@@ -94,6 +94,7 @@ def _lease(pod: str, value: bytes) -> RawLease:
         node=demand[0],
         gang=request[2],
         term=description.get("term", {}),
+        waiting_mib=description.get("waiting_size", {}).get("memory_mib"),
         state=state,
         version=version,
         created_at=created_at,

@@ -183,6 +183,8 @@ class RawLease:
     gang: str = ""
     term: Mapping[str, int] = field(default_factory=dict)
     """How long its pod may run, as far as that is known."""
+    waiting_mib: int | None = None
+    """The smaller size for which it waits until less is in use."""
 
     @property
     def devices(self) -> frozenset[str]:

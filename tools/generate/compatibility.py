@@ -17,6 +17,7 @@ LISTS: Mapping[str, range] = {
     "hami_core": range(1, 45),
     "extender": range(1, 18),
     "claims": range(18, 41),
+    "enforcers": range(1, 59),
 }
 """Items of each checklist; a test of an item has its number in its name."""
 
@@ -184,8 +185,118 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_deleting_an_overlay_or_component_deletes_no_objects_of_users",
         ),
     },
+    "enforcers": {
+        1: ("test_it_is_offered_from_r615_on_and_the_reason_names_it",),
+        2: (
+            "test_the_accounting_is_found_by_a_limit_on_an_own_cgroup",
+            "test_a_driver_that_has_misc_although_the_kernel_has_dmem_is_found",
+        ),
+        3: ("test_a_gap_on_the_way_to_a_container_is_reported_with_its_directory",),
+        4: (
+            "test_a_gpu_in_mig_mode_is_refused",
+            "test_pods_of_each_kind_have_the_limits_of_their_leases_while_others_come_and_go",
+        ),
+        5: ("test_an_agent_that_is_limited_is_not_ready_and_reports_no_smaller_gpu",),
+        7: (
+            "test_a_pod_and_its_container_are_limited_before_they_run",
+            "test_a_pod_whose_limit_cannot_be_set_does_not_start",
+            "test_a_prepared_claim_has_the_limit_of_its_pod_or_is_not_prepared",
+        ),
+        8: ("test_a_pod_is_limited_to_what_its_containers_can_have_at_once",),
+        9: (
+            "test_without_an_agent_the_container_does_not_start",
+            "test_an_agent_that_is_late_starts_nothing_within_six_seconds",
+            "test_a_call_that_does_not_fit_sets_no_limit_and_is_reported_once",
+        ),
+        10: (
+            "test_a_container_has_its_limit_on_each_gpu_before_it_starts",
+            "test_a_container_does_not_start_if_one_of_its_gpus_has_another_limit",
+        ),
+        12: ("test_variables_of_an_image_that_would_set_other_limits_are_refused",),
+        13: ("test_a_restarted_container_gets_its_limit_anew_and_its_earlier_one_is_cleared",),
+        15: ("test_a_process_names_its_pod_and_container",),
+        16: (
+            "test_a_smaller_size_than_the_driver_can_set_waits_until_less_is_in_use",
+            "test_a_smaller_size_that_the_driver_ignores_waits_although_little_is_in_use",
+            "test_less_than_is_in_use_is_not_set_until_less_is_in_use",
+        ),
+        17: ("test_a_smaller_size_than_the_driver_can_set_waits_until_less_is_in_use",),
+        18: ("test_more_that_the_driver_does_not_set_is_given_back",),
+        19: ("test_a_container_with_a_late_limit_is_reported_until_it_restarts_whoever_dies",),
+        **dict.fromkeys(
+            (20, 53),
+            ("test_the_driver_and_hami_core_have_equal_limits_and_a_difference_is_repaired",),
+        ),
+        21: ("test_two_hundred_containers_are_compared_within_two_calls_each",),
+        22: ("test_what_somebody_raised_or_removed_is_put_back_and_reported",),
+        23: (
+            "test_a_gpu_with_a_limit_of_another_program_is_not_offered_and_the_limit_stays",
+            "test_limits_that_other_programs_have_set_are_found_and_stay",
+        ),
+        24: ("test_a_thousand_containers_that_came_and_went_leave_nothing",),
+        25: (
+            "test_limits_that_a_reboot_of_the_driver_lost_are_set_again_by_a_new_agent",
+            "test_after_a_reboot_limits_are_back_once_the_partitioner_is_and_the_lease_says_so_before",
+            "test_limits_are_read_back_at_once_when_a_gpu_responds_again",
+        ),
+        26: ("test_running_pods_keep_what_holds_them_and_new_ones_get_what_the_driver_offers",),
+        27: ("test_a_kill_at_each_step_of_a_start_leaves_no_container_without_its_limit",),
+        28: (
+            "test_an_older_fence_changes_nothing_also_after_a_restart",
+            "test_an_older_agent_does_not_raise_what_a_newer_lease_limits",
+        ),
+        30: (
+            "test_no_pod_with_gpus_reaches_what_sets_limits",
+            "test_what_would_let_a_pod_exceed_its_limits_is_denied",
+        ),
+        33: (
+            "test_what_would_let_a_pod_exceed_its_limits_is_denied",
+            "test_variables_of_mps_that_the_agent_did_not_set_are_refused_before_the_start",
+            "test_a_container_gets_its_own_daemon_and_no_library",
+        ),
+        38: (
+            "test_directories_of_daemons_are_disjoint_and_short",
+            "test_pods_may_not_mount_over_the_directory_of_their_daemon",
+        ),
+        39: ("test_no_container_starts_while_its_daemon_does_not_have_its_limits",),
+        40: (
+            "test_a_daemon_that_died_is_reported_and_runs_again_with_its_limits",
+            "test_limits_that_were_changed_are_set_again_also_those_of_a_server",
+            "test_a_process_that_is_no_client_of_its_server_is_a_violation",
+        ),
+        41: (
+            "test_clients_are_ended_shortly_before_the_kill_and_never_in_the_first_half_of_the_grace_period",
+        ),
+        42: (
+            "test_a_wedged_server_closes_its_gpu_until_it_is_repaired_and_says_what_was_done",
+            "test_ending_a_client_that_does_not_return_counts_as_a_wedge",
+        ),
+        45: ("test_percentages_and_pids_of_seven_digits_are_read",),
+        46: (
+            "test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_limits",
+            "test_an_older_fence_changes_nothing",
+        ),
+        47: ("test_all_devices_have_the_percentage_of_the_smallest_share",),
+        48: ("test_it_is_off_and_says_so_unless_it_is_set",),
+        51: (
+            "test_of_two_placers_with_different_modes_one_wins_and_the_other_places_elsewhere",
+            "test_with_one_idle_device_one_of_two_modes_is_refused",
+        ),
+        52: (
+            "test_the_mode_changes_once_the_last_lease_has_ended",
+            "test_the_mode_survives_reports_of_agents_that_start_again",
+            "test_the_mode_survives_a_rebuild_of_the_ledger",
+        ),
+        54: ("test_explain_says_what_holds_a_share_and_as_what_it_was_read_back",),
+        55: ("test_it_holds_a_pod_from_before_its_start_to_its_end_also_after_a_kill",),
+        57: ("test_ten_thousand_random_messages_change_nothing",),
+        58: ("test_what_sets_limits_gives_the_agent_itself_no_right_and_no_path",),
+    },
 }
 """Tests of an item whose names do not contain its number."""
+
+_NEEDS_615 = "it needs a GPU with the driver R615"
+_NEEDS_GPU = "it needs a GPU"
 
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
@@ -197,6 +308,14 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     },
     "extender": {5: "a rate, [measured](../docs/performance.md#with-the-extender)"},
     "claims": {},
+    "enforcers": {
+        **dict.fromkeys((6, 11, 14, 29, 31, 32, 36), _NEEDS_615),
+        **dict.fromkeys((34, 35, 43, 44, 49, 50), _NEEDS_GPU),
+        37: "one server of MPS for several containers, which needs the driver R615, is not built: "
+        "[each container has its own](../docs/mps.md)",
+        56: "nothing freezes or locks programs: what breaks a limit is "
+        "[reported, and its pod may be evicted](../docs/devices.md#violations)",
+    },
 }
 """Items without a test, and why."""
 

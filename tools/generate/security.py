@@ -23,7 +23,7 @@ def manifests(folder: str = "base") -> Iterator[dict[str, Any]]:
         yield from filter(None, yaml.safe_load_all(path.read_text()))
 
 
-PARTITIONERS = ("mig", "memory-limits")
+PARTITIONERS = ("mig", "memory-limits", "mps")
 """The components with the container `partitioner`."""
 
 

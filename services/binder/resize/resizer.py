@@ -155,7 +155,8 @@ class Resizer:
             )
         if not reply.applied:
             await self.ledger.resizes.unlock(lease.pod, token)
-            if reply.in_use_mib and all(share.memory == "driver" for share in change.after):
+            by_driver = all(share.memory == "driver" for share in change.after)
+            if by_driver and (reply.in_use_mib or reply.may_follow):
                 return await self._wait(change, reply)
             return _more_in_use(reply)
         return token
@@ -175,7 +176,8 @@ class Resizer:
             if not isinstance(outcome, Lease):
                 return _more_in_use(limits)
             missing_mib = limits.in_use_mib - change.after[0].memory_mib
-            text = f"{_text(change)} waits until {missing_mib} MiB less are in use: {limits.reason}"
+            what = f"{missing_mib} MiB less are in use" if missing_mib > 0 else "the driver sets it"
+            text = f"{_text(change)} waits until {what}: {limits.reason}"
             self.events.record(event_of(outcome, RESIZE_WAITING, text, warning=False))
             with contextlib.suppress(UnavailableError):
                 await self.publish([LeaseChanged(lease=outcome)])

@@ -46,6 +46,8 @@ class ReadBack:
     limits: Sequence[HeldLimit] = ()
     problem: str = ""
     """Why the limits are not there or cannot be read; or empty."""
+    unread: str = ""
+    """Why it is not known now what holds, as while the partitioner starts again; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class Enforcer:
     def audit(self, entry: CheckpointEntry, read: ReadBack) -> Iterator[Difference]:
         """Yield what differs between a container's lease and what was read back."""
         label = LABELS[self.facts.name]
+        if read.unread:
+            return
         if read.problem:
             yield Difference(reason=self.missing_reason, text=f"{label}: {read.problem}")
             return

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.node_agent.enforcers.enforcer import Difference, Enforcer, HeldLimit
 from services.node_agent.enforcers.table import check_held
 from services.node_agent.metrics import LIMITS_PUT_BACK
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import DeviceUuid, PodUid
@@ -19,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 AUDIT_S = 30.0
 """Interval of comparisons: a limit that somebody changed is put back this late, at most."""
+AGAIN_S = 5.0
+"""Interval of comparisons while limits cannot be read, as the partitioner starts after a reboot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,12 @@ class ReadShare:
     difference: str = ""
     at: float = 0.0
     """Unix seconds."""
+    unread: str = ""
+    """Why it was not read since; or empty."""
 
 
 ReadKey = tuple[PodUid, str, DeviceUuid]
+EntryKey = tuple[PodUid, str, str]
 
 
 class LimitAudit:
@@ -40,18 +44,23 @@ class LimitAudit:
         self.node = node
         self.read: dict[ReadKey, ReadShare] = {}
         self.violations: tuple[ViolationFound, ...] = ()
+        self._unread: dict[EntryKey, str] = {}
+        """Why what holds a container is not known now."""
 
     async def run(self) -> None:
-        """Compare at once after a start, and then in intervals."""
+        """Compare at once after a start, then in intervals, and when limits may be gone."""
+        due = self.node.audit_due
         while True:
+            due.clear()
             await self.audit()
-            await self.node.clock.sleep(until_tick(AUDIT_S))
+            await self.node.wait(due, AGAIN_S if self._unread else AUDIT_S)
 
     async def audit(self) -> None:
         """Compare all containers once; what differs is set again and read back."""
         checkpoint = self.node.checkpoint
         read: dict[ReadKey, ReadShare] = {}
         violations: list[ViolationFound] = []
+        unread_before, self._unread = self._unread, {}
         for key in [entry.key for entry in checkpoint.entries]:
             async with checkpoint.changing.hold(key[0]):  # limits and records change together
                 entry = checkpoint.by_key.get(key)
@@ -61,6 +70,9 @@ class LimitAudit:
                     differences = await self._compare(entry, enforcer, read)
                     violations += self._violations(entry, differences)
             await asyncio.sleep(0)
+        for key, reason in self._unread.items():
+            if unread_before.get(key) != reason:
+                logger.warning("what holds %s of %s is not known: %s", key[1], key[0], reason)
         self.read = read
         self.violations = tuple(violations)
 
@@ -75,10 +87,16 @@ class LimitAudit:
         if held is None:
             return []
         differences = list(enforcer.audit(entry, held))
+        if held.unread:
+            self._unread[entry.key] = held.unread
         limits = {limit.device: limit for limit in held.limits}
         for wanted in enforcer.wanted(entry):
             device = wanted.device
             place = entry.allocation.pod, entry.allocation.container, device
+            if held.unread:
+                known = read.get(place) or self.read.get(place, ReadShare())
+                read[place] = replace(known, unread=held.unread)
+                continue
             limit = limits.get(device, HeldLimit(device=device))
             earlier = read.get(place, ReadShare())
             read[place] = ReadShare(
@@ -88,6 +106,7 @@ class LimitAudit:
                     filter(None, (earlier.difference, *_texts(differences, device)))
                 ),
                 at=self.node.clock.now(),
+                unread=earlier.unread,
             )
         if differences:
             await self._put_back(entry, enforcer)

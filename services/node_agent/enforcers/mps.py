@@ -30,8 +30,8 @@ from shared.model.names import DeviceUuid, PodUid
 logger = logging.getLogger(__name__)
 
 OFF = (
-    "MPS holds nothing here: set --mps of the node agent to private, and --mps-dir of its "
-    "partitioner (not confirmed on a GPU yet)"
+    "MPS holds nothing here: add the component mps, or set --mps of the node agent to private and "
+    "--mps-dir of its partitioner (not confirmed on a GPU yet)"
 )
 FIRST_DRIVER = 495
 """The first that limits the memory of clients by commands."""
@@ -92,9 +92,9 @@ class Mps(Enforcer):
             "program of user 0 does to its own server; what is seen of it is a violation"
         ),
         needs=(
-            "--mps of the node agent, which is off by default since no GPU has confirmed it (see "
-            "[MPS](mps.md)), the partitioner with --mps-dir, the driver R495, and a GPU in compute "
-            "mode Default; not on GPUs in MIG mode"
+            "the component mps, which is off by default since no GPU has confirmed it (see "
+            "[MPS](mps.md)), the driver R495, and a GPU in compute mode Default; not on GPUs in "
+            "MIG mode"
         ),
         resize="no: create the pod again",
         shown="each daemon's limits, its servers and their clients, and NVML's list of processes",
@@ -192,8 +192,7 @@ class Mps(Enforcer):
         try:
             daemon = await self.required().get(target_of(entry))
         except LeaseholdError as error:  # the partitioner may be restarting
-            logger.warning("the daemon of MPS of %s is not read: %s", target_of(entry), error)
-            return None
+            return ReadBack(unread=str(error))
         if daemon.problem:
             return ReadBack(problem=daemon.problem)
         outside = await self._outside(entry, daemon, samples)

@@ -384,6 +384,7 @@ class ContainerLimits:
         entries = [*self.checkpoint.entries, entry]  # it may have been forgotten meanwhile
         limits: list[HeldLimit] = []
         differences: list[Difference] = []
+        unread = ""
         for pod in entry.lease.users:
             ids = await self._seen_ids(entry, pod)
             for share in limited_shares(entry):
@@ -396,17 +397,19 @@ class ContainerLimits:
                             differences.append(_unread(target, error))
                         continue
                     except LeaseholdError as error:  # the partitioner may be restarting
-                        logger.warning("the limit on %s is not read: %s", target, error)
+                        unread = str(error)
                         continue
                     if limit.is_none and not self._may_run(entry, ids):
                         continue
                     limits.append(HeldLimit(device=share.device, memory_bytes=limit.hard_bytes))
                     if not _equals(limit, wanted):
                         differences.append(_difference(target, limit, wanted))
-        if not limits and not differences:
+        if not (limits or differences or unread):
             return None
         own = {limit.device: limit for limit in limits}  # the container's comes after the pod's
-        return DriverReadBack(limits=tuple(own.values()), differences=tuple(differences))
+        return DriverReadBack(
+            limits=tuple(own.values()), differences=tuple(differences), unread=unread
+        )
 
     async def _read(self, entry: CheckpointEntry, target: LimitTarget) -> MemoryLimit:
         limit = await self.setter.get(target)

@@ -68,7 +68,12 @@ class LimitUpdater:
             else:
                 await self._lower(request.lease, request.resize_id)
         except ShortageError as error:
-            return LimitsReply(applied=False, reason=str(error), in_use_mib=error.used_mib)
+            return LimitsReply(
+                applied=False,
+                reason=str(error),
+                in_use_mib=error.used_mib,
+                may_follow=error.may_follow,
+            )
         except LeaseholdError as error:
             return LimitsReply(applied=False, reason=str(error))
         return LimitsReply(applied=True)
@@ -227,7 +232,7 @@ class LimitUpdater:
             for entry in limited:
                 await self._write(self.checkpoint.by_key[entry.key])
             if isinstance(error, LimitShortageError):
-                raise ShortageError(str(error), error.used_mib) from error
+                raise ShortageError(str(error), error.used_mib, may_follow=True) from error
             raise
 
     async def _check_use(self, entry: CheckpointEntry) -> None:

@@ -21,9 +21,11 @@ from shared.model.names import DeviceUuid
 
 
 class ShortageError(RequestError):
-    def __init__(self, reason: str, used_mib: int) -> None:
+    def __init__(self, reason: str, used_mib: int, *, may_follow: bool = False) -> None:
         super().__init__(reason)
         self.used_mib = used_mib
+        self.may_follow = may_follow
+        """The driver keeps a larger limit, whatever is in use, and may set this one later."""
 
 
 def follow_lease(

@@ -146,13 +146,16 @@ def share_measurements(
         lease = use.container.lease
         beyond = {device: text for _, text, device in overruns(use)}
         for share in use.shares:
-            held = read.get((lease.pod, use.container.name, share.share.device), ReadShare())
+            device = share.share.device
+            held = read.get((lease.pod, use.container.name, device), ReadShare())
+            unread = f"what holds it is not known now: {held.unread}" if held.unread else ""
+            texts = held.difference, unread, beyond.get(device)
             yield ShareMeasurement(
                 pod=lease.pod,
                 namespace=lease.namespace,
                 name=lease.name,
                 container=use.container.name,
-                device=share.share.device,
+                device=device,
                 position=share.share.mig.position if share.share.mig else None,
                 memory_mib=-(-share.measured_bytes // MIB) if share.is_measured else None,
                 cores_percent=share.cores_percent,
@@ -161,9 +164,7 @@ def share_measurements(
                 idle_since=idle_since.get(use.key_of(share)),
                 held_memory_mib=None if held.memory_bytes is None else held.memory_bytes // MIB,
                 held_cores_percent=held.cores_percent,
-                held_difference=cut(
-                    "; ".join(filter(None, (held.difference, beyond.get(share.share.device))))
-                ),
+                held_difference=cut("; ".join(filter(None, texts))),
                 read_back_at=held.at,
             )
 

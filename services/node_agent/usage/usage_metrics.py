@@ -283,7 +283,7 @@ def _enforcer_metrics(
         [
             (labels, read[key])
             for (labels, _), key in zip(labelled, keys, strict=True)
-            if key in read
+            if key in read and not (read[key].unread and not read[key].at)
         ],
     )
 

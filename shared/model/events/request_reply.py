@@ -159,6 +159,8 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     reason: MessageText = ""
     in_use_mib: Mib = 0
     """Memory in use on the device that prevents it: the smallest possible limit."""
+    may_follow: bool = False
+    """The driver keeps a larger limit now, and may set this one later."""
     container: ContainerText = ""
     kept: ShareSize | None = None
     """The size that `container` keeps, as other pods have been given the rest of its device."""

@@ -47,11 +47,11 @@ class LeaseView(View, frozen=True, kw_only=True):
         measured = [share.measured for share in self.shares if share.container == size.container]
         used = [usage.memory_mib for usage in measured if usage and usage.memory_mib is not None]
         missing_mib = max(used, default=0) - size.memory_mib
-        missing = f"{missing_mib} MiB less are" if missing_mib > 0 else "less memory is"
-        return (
-            f"{RESIZE_WAITING}: container {size.container} gets {size.memory_mib} MiB when "
-            f"{missing} in use"
-        )
+        missing = f"{missing_mib} MiB less are in use"
+        if missing_mib <= 0:
+            missing = "the driver sets it" if used else "less memory is in use"
+        gets = f"container {size.container} gets {size.memory_mib} MiB"
+        return f"{RESIZE_WAITING}: {gets} when {missing}"
 
     @property
     def idle_since(self) -> float | None:

@@ -1,5 +1,6 @@
 """The simulated GPUs' driver limits the memory of cgroups, as R615 does in its two ways."""
 
+import shutil
 from pathlib import Path
 
 import pynvml
@@ -98,6 +99,27 @@ def test_dmem_holds_a_pod_beside_its_containers_and_hides_its_limit(
     assert not second.fits("2g")
     assert second.value("info", "total") == 16 * GIB
     assert second.fits("1g")
+
+
+def test_dmem_guarantees_memory_to_the_cgroups_above_also_after_the_cgroup_is_removed(
+    limited: GpuDriver, cgroups: CgroupTree
+) -> None:
+    limited.limit_cgroups("dmem")
+    main = cgroups.make("slice/pod/main")
+    pod = main.parent
+    set_limit(pod, 8 * GIB)
+    for soft in (3 * GIB, GIB):
+        set_limit(main, 4 * GIB, soft)
+        assert limited.soft_limits(ONE) == {main: soft, pod: soft, pod.parent: soft}
+    assert get_limit(pod)[:2] == (GIB, 8 * GIB)
+    set_limit(main, NONE[1])
+    assert limited.soft_limits(ONE) == {pod: 0}
+
+    set_limit(main, 4 * GIB, GIB)
+    shutil.rmtree(main)
+
+    assert get_limit(pod)[:2] == (GIB, 8 * GIB)
+    assert limited.soft_limits(ONE) == {pod: GIB, pod.parent: GIB}
 
 
 def test_misc_counts_the_nearest_limit_only(limited: GpuDriver, cgroups: CgroupTree) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.device import Held
-from shared.model.devices.enforcers import HeldBy, Offer
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, HeldBy, Offer
 from shared.model.leases.ledger import LedgerNode, NoCapacity, ReservedLease
 from shared.model.names import PodUid
 from shared.model.requests.placement import Placement
@@ -121,6 +121,28 @@ async def test_the_mode_survives_a_rebuild_of_the_ledger(leases: RedisLeases) ->
     assert (await uses(leases))[UUID].mode == "driver"
     assert "sharing-mode" in (await refusal(leases, reservation("x", in_mode("time")))).reason
     await reserve(leases, reservation("y", in_mode("driver")))
+
+
+async def test_the_mode_survives_reports_of_agents_that_start_again(leases: RedisLeases) -> None:
+    """Also of one that finds a driver which holds nothing, or no device at all for a while."""
+    await leases.save_devices([report("a", CARDS, at=10)])
+    await reserve(leases, reservation("one", in_mode("driver")))
+
+    for at, cards in enumerate(
+        (
+            CARDS,
+            [replace(CARDS[0], offer=HAMI_CORE_ALONE)],
+            [replace(CARDS[0], healthy=False)],
+            CARDS,
+        ),
+        start=20,
+    ):
+        await leases.save_devices([report("a", cards, at=at)])
+        assert (await uses(leases))[UUID].mode == "driver"
+
+    assert "sharing-mode" in (await refusal(leases, reservation("x", in_mode("time")))).reason
+    await leases.release([PodUid("one")], reason="test")
+    assert (await uses(leases))[UUID].mode == ""
 
 
 async def test_a_lease_of_another_mode_is_not_restored(leases: RedisLeases) -> None:

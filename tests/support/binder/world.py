@@ -289,6 +289,8 @@ class FakeAgents(NodeAgentClient):
     def __init__(self) -> None:
         self.limits: list[LimitsRequest] = []
         self.in_use_mib = 0
+        self.keeps_limits = False
+        """The driver ignores smaller limits, whatever is in use."""
         self.away: set[NodeName] = set()
         self.kept: ShareSize | None = None
         """The most that its device can give a container."""
@@ -312,6 +314,8 @@ class FakeAgents(NodeAgentClient):
         if request.node in self.away:
             raise UnavailableError("no reply")
         least = min(share.memory_mib for share in request.lease.shares)
+        if request.resize_id and not request.finished and self.keeps_limits:
+            return LimitsReply(applied=False, reason="the driver keeps it", may_follow=True)
         if request.resize_id and not request.finished and least < self.in_use_mib:
             reason = f"{self.in_use_mib} MiB are in use"
             return LimitsReply(applied=False, reason=reason, in_use_mib=self.in_use_mib)

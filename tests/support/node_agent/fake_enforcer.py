@@ -29,6 +29,8 @@ class FakeEnforcer(Enforcer):
     def __init__(self) -> None:
         self.table: dict[Place, tuple[HeldLimit, ...]] = {}
         self.reason = ""
+        self.unread = ""
+        """Why its limits cannot be read now."""
         self.ignores = False
         """Whether limits that are set again stay as they are."""
         self.is_broken = False
@@ -41,6 +43,8 @@ class FakeEnforcer(Enforcer):
         await self.resize(entry)
 
     async def read_back(self, entry: CheckpointEntry) -> ReadBack | None:
+        if self.unread:
+            return ReadBack(unread=self.unread)
         limits = self.table.get(place_of(entry))
         return ReadBack(problem="no limits are set") if limits is None else ReadBack(limits=limits)
 

@@ -7,6 +7,7 @@ import pytest
 from services.webhook.admission import UPDATE_STAGES, AdmissionDecision, decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects.reserved import CAPABILITIES, EXEMPT, VISIBLE
+from shared.model.names import ISOLATION
 from tests.support.webhook.reviews import Obj, applied, container, decided, env, gpu, pod, reviewed
 
 CUDA = "nvcr.io/nvidia/pytorch:24.05"
@@ -127,6 +128,43 @@ HOST_PATHS = (
     *("/dev/char", "/dev/mem", "/dev/shm/../mem", "/dev/infinibandx", "/sys/bus/pci", "", "/root"),
     *("/sys/kernel/debug", "/etc/kubernetes", "/opt/cni/bin", "/tmp", "/home", "/system", "/datax"),
 )
+
+
+SETTERS = (
+    pod(gpu(securityContext={"privileged": True})),
+    pod(gpu(), container(securityContext={"capabilities": {"add": ["CAP_SYS_ADMIN"]}})),
+    *(
+        pod(gpu(), volumes=host_path(path))
+        for path in (
+            *(
+                "/sys/fs/cgroup",
+                "/sys/fs/cgroup/kubepods.slice",
+                "/sys/fs",
+                "/run/leasehold-limits",
+            ),
+            *("/var/lib/leasehold/limits.sock", "/var/lib/leasehold/mps/0/pipe", "/run/leasehold"),
+            *("/tmp/nvidia-mps", "/run/nvidia-mps/control", "/run/nvidia/mps/x"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("isolation", ["", "driver", "mps", "memory=driver,compute=mps"])
+@pytest.mark.parametrize("obj", SETTERS)
+def test_no_pod_with_gpus_reaches_what_sets_limits(obj: Obj, isolation: str) -> None:
+    """The host's cgroup namespace is no field of a pod: runtimes give it to privileged ones."""
+    notes = {"annotations": {ISOLATION: isolation}} if isolation else {}
+
+    decision = decided(obj | {"metadata": obj["metadata"] | notes})
+
+    assert (decision.allowed, decision.code) == (False, 403)
+
+
+def test_no_administrator_can_name_the_pipes_of_mps_as_data() -> None:
+    """They would serve pods without a lease."""
+    piped = pod(gpu(), volumes=host_path("/run/nvidia-mps/control"))
+
+    assert "leads to a server of MPS" in decided(piped, host_paths=("/run", "/data")).message
 
 
 def test_an_administrator_names_the_directories_with_data() -> None:

@@ -202,6 +202,26 @@ async def test_a_smaller_size_than_the_driver_can_set_waits_until_less_is_in_use
     assert not await unsynced(at)
 
 
+async def test_a_smaller_size_that_the_driver_ignores_waits_although_little_is_in_use(
+    held_by_driver: World,
+) -> None:
+    at = held_by_driver
+    at.agents.in_use_mib = 0
+    at.agents.keeps_limits = True
+
+    waits = await resize(at, 500)
+
+    assert (waits.outcome, waits.reason) == ("waiting", "the driver keeps it")
+    async with running(at.binder.events.write_events):
+        await until(lambda: at.pods.events)
+    (event,) = at.pods.events.values()
+    assert "waits until the driver sets it" in event["message"]
+    at.agents.keeps_limits = False
+    at.clock.advance(resizer.MAX_WAITING_RETRY_S + 0.1)
+    await at.binder.resizer.finish_resizes()
+    assert (await at.leases())[UID].shares[0].memory_mib == 500
+
+
 async def test_a_resize_to_the_present_size_withdraws_a_waiting_one(
     held_by_driver: World,
 ) -> None:

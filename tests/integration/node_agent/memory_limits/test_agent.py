@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from services.node_agent.memory_limits import container_limits
 from services.node_agent.memory_limits.build_hook import build_hook
 from shared.model.errors import UnavailableError
 from shared.model.leases.lease import Lease
 from simcluster.gpu_driver.control import VARIABLE, control
+from simcluster.kubelet.programs.cgroups import VARIABLE as CGROUP
 from simcluster.node_agent.driver import STATE
 from tests.integration.node_agent.memory_limits.conftest import ID
 from tests.support.cgroups import CgroupTree
@@ -103,6 +106,37 @@ async def call_hook(cluster: OneNodeCluster, lease: Lease, pid: int) -> tuple[in
     _, errors = await process.communicate(state)
     assert process.returncode is not None
     return process.returncode, errors.decode()
+
+
+async def test_an_agent_that_is_limited_is_not_ready_and_reports_no_smaller_gpu(
+    cluster: OneNodeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_limits, "TRY_S", 0.0)
+    own = tree(cluster).make("system.slice/agent.service")
+    (cluster.root / "proc" / str(os.getpid())).mkdir()
+    (cluster.root / "proc" / str(os.getpid()) / "cgroup").write_text(
+        f"0::/{'/'.join(own.parts[-2:])}"
+    )
+    async with cluster.running():
+        set_accounting(cluster, "dmem")
+    async with cluster.running() as agent:
+        assert await offered(cluster) == ("driver", "hami-core")
+        [before] = agent.node.devices
+        state = cluster.root / "gpus" / STATE
+        control(state, "limit", before.uuid, str(own), "0", str(4_000 * MIB))
+        monkeypatch.setenv(CGROUP, str(own))
+        [smaller] = await agent.watcher.driver.discover()
+        assert smaller.memory_mib == 4_000
+
+        with pytest.raises(UnavailableError, match="limits this agent itself to 4000 MiB"):
+            await agent.watcher.probe()
+
+        await until(lambda: "limits this agent itself" in str(agent.probes["gpus"]()))
+        [device] = agent.node.devices
+        assert device.memory_mib == before.memory_mib
+        control(state, "limit", before.uuid, str(own), "0", "max")
+        monkeypatch.delenv(CGROUP)
+        await until(lambda: agent.probes["gpus"]() is None)
 
 
 async def test_a_pod_and_its_container_are_limited_before_they_run(

@@ -1,7 +1,10 @@
 """What each enforcer has to do, an unknown one too: offer, set, read back, put back, end."""
 
+import asyncio
 import os
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,7 +16,7 @@ from prometheus_client import REGISTRY
 from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
-from services.node_agent.enforcers.limit_audit import LimitAudit
+from services.node_agent.enforcers.limit_audit import AGAIN_S, AUDIT_S, LimitAudit
 from services.node_agent.enforcers.mig import Mig
 from services.node_agent.enforcers.table import ALL_FACTS, Enforcers
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
@@ -38,6 +41,7 @@ from tests.support.node_agent.fake_enforcer import FakeEnforcer, place_of
 from tests.support.node_agent.node import entry_of, node_of
 from tests.support.placer.placing import Cluster
 from tests.support.simcluster.kubelet import NODE
+from tests.support.waiting import until
 
 
 @dataclass(kw_only=True)
@@ -47,10 +51,26 @@ class World:
     enforcer: Enforcer
     files: ContainerFiles
     node: Node
+    clock: FakeClock
 
     @property
     def audit(self) -> LimitAudit:
         return LimitAudit(self.node)
+
+    @asynccontextmanager
+    async def auditing(self) -> AsyncIterator[LimitAudit]:
+        audit = self.audit
+        task = asyncio.create_task(audit.run())
+        try:
+            await until(lambda: self.clock.sleepers)
+            yield audit
+        finally:
+            task.cancel()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the next comparison begin, and wait until it has ended."""
+        self.clock.advance(seconds)
+        await until(lambda: self.clock.sleepers)
 
     def leased(self, mib: int = 3_000) -> Lease:
         name: Any = self.enforcer.facts.name
@@ -104,13 +124,14 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     await library.update()
     enforcer = FakeEnforcer() if request.param == "fake" else HamiCore(files)
     checkpoint = Checkpoint(tmp_path / "checkpoint.json", NodeName(NODE))
+    clock = FakeClock()
     node = node_of(
         files=files,
         checkpoint=checkpoint,
         enforcers=Enforcers((Exclusive(), Mig(), enforcer)),
-        clock=FakeClock(),
+        clock=clock,
     )
-    return World(enforcer=enforcer, files=files, node=node)
+    return World(enforcer=enforcer, files=files, node=node, clock=clock)
 
 
 @pytest.mark.parametrize("facts", [*ALL_FACTS, FakeEnforcer.facts], ids=lambda facts: facts.name)
@@ -194,6 +215,42 @@ async def test_a_lost_limit_is_put_back_by_an_agent_that_starts(world: World) ->
     assert [found.reason for found in started.violations] == [world.enforcer.missing_reason]
     await started.audit()
     assert started.violations == ()
+
+
+@pytest.mark.parametrize("world", ["fake"], indirect=True)
+async def test_what_cannot_be_read_is_no_violation_and_is_read_again_soon(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = await world.prepared()
+    enforcer = world.enforcer
+    assert isinstance(enforcer, FakeEnforcer)
+    async with world.auditing() as audit:
+        enforcer.unread = "no partitioner responds"
+        world.lose(entry)
+        await world.pass_time(AUDIT_S)
+        for _ in range(2):
+            [read] = audit.read.values()
+            assert (read.memory_bytes, read.unread) == (3_000 * MIB, "no partitioner responds")
+            assert audit.violations == ()
+            await world.pass_time(AGAIN_S)
+        assert caplog.text.count("no partitioner responds") == 1
+
+        enforcer.unread = ""
+        await world.pass_time(AGAIN_S)
+
+        [violation] = audit.violations
+        assert violation.reason == enforcer.missing_reason
+        assert place_of(entry) in enforcer.table
+
+
+async def test_limits_that_may_be_gone_are_put_back_without_delay(world: World) -> None:
+    entry = await world.prepared()
+    async with world.auditing() as audit:
+        world.lose(entry)
+
+        world.node.audit_due.set()
+
+        await until(lambda: audit.violations)
 
 
 async def test_limits_of_ended_leases_are_not_put_back(world: World) -> None:
