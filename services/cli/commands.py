@@ -414,7 +414,8 @@ class Report(UsageArguments):
         others = {"--window": self.window, "--group-by": self.group_by, "--starts": self.starts}
         as_csv = {"--csv": self.output == "csv"}
         if self.cost:
-            what, unused = "--cost reports all GPUs", {**others, "--idle": self.idle}
+            what = "--cost reports all GPUs"
+            unused = {**others, "--idle": self.idle}
         elif self.idle:
             what = "--idle reports what is held now"
             unused = {**others, "--from": self.from_, "--to": self.to, **as_csv}

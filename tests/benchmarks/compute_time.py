@@ -55,7 +55,7 @@ class Machine:
         self.driver = GpuDriver(folder=build(), state=folder / "state")
         self.folder = folder
         self.card = gpu(1)
-        self.containers = []
+        self.containers: list[TimeContainer] = []
         self.made = 0
 
     def start(self, percents):

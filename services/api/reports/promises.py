@@ -85,7 +85,8 @@ def _sums(ended: Collection[EndedPromise], namespace: Namespace = ALL) -> Promis
     def count(outcome: PromiseOutcome) -> int:
         return sum(promise.outcome is outcome for promise in ended)
 
-    kept, withdrawn = count(PromiseOutcome.KEPT), count(PromiseOutcome.WITHDRAWN)
+    kept = count(PromiseOutcome.KEPT)
+    withdrawn = count(PromiseOutcome.WITHDRAWN)
     known_s = sorted(
         max(promise.at - promise.opened_at, 0.0)
         for promise in ended

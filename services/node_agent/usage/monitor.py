@@ -182,7 +182,8 @@ def process_uses(running: Iterable[AttributedProcess]) -> tuple[ProcessUse, ...]
 
 def _process_use(attributed: AttributedProcess) -> ProcessUse:
     process = attributed.process
-    used, busy = process.memory_bytes, process.busy_percent
+    used = process.memory_bytes
+    busy = process.busy_percent
     return ProcessUse(
         pid=process.pid,
         inner_pid=attributed.origin.inner_pid,
