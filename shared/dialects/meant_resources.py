@@ -102,8 +102,6 @@ _IN_HUNDREDTHS = frozenset(
         vcuda.CORE,
     }
 )
-GIVEN_SHARE = 25
-"""Percent of a GPU's memory in an example, where no amount was written."""
 
 
 def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
@@ -123,12 +121,6 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
         mode = Change(Place.ANNOTATION, nvidia.MODE, "mig")
         text = f"{_listed(added)} and the annotation {nvidia.MODE}: mig"
         return Hint(text, (removed, *added, mode))
-    if small == f"{nvidia.COUNT}.shared":
-        share = (
-            limit(container, nvidia.COUNT, amount),
-            limit(container, nvidia.PERCENTAGE, GIVEN_SHARE),
-        )
-        return Hint(f"{_listed(share)} for a quarter of the memory", (removed, *share))
     measure = _measure(small)
     if measure is None:
         return None

@@ -17,6 +17,7 @@ LISTS: Mapping[str, range] = {
     "hami_core": range(1, 45),
     "extender": range(1, 18),
     "claims": range(18, 41),
+    "words": range(22, 31),
 }
 """Items of each checklist; a test of an item has its number in its name."""
 
@@ -190,6 +191,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
+    "words": {},
     "gpusharing": {},
     "hami_core": {
         34: "Leasehold does not limit it; an operator can, "
