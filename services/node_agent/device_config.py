@@ -1,4 +1,4 @@
-"""Volcano's device configuration, read again and again from files or ConfigMaps.
+"""Configurations of Volcano's and NVIDIA's plugins, read again from files or ConfigMaps.
 
 Of an invalid document, the last valid version stays in force, also after a restart; without one,
 what is valid of it. Its errors are logged, and are a metric and an Event of the node.
@@ -17,6 +17,15 @@ from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.metrics import CONFIG_ERRORS
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
+from shared.dialects.nvidia.plugin_config import CONFIG_MAP as PLUGIN_MAP
+from shared.dialects.nvidia.plugin_config import (
+    NODE_CONFIG,
+    NodeSharing,
+    UnknownConfigError,
+    config_for,
+    parse_sharing,
+    replicas_of,
+)
 from shared.dialects.strict_values import load_json
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
@@ -28,14 +37,18 @@ from shared.dialects.volcano.device_config import (
     parse_device_config,
 )
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.paths import objects_path
+from shared.kubernetes.paths import node_path, objects_path
 from shared.kubernetes.strict_yaml import load_document
-from shared.kubernetes.types import RawObject
+from shared.kubernetes.types import ApiNode, RawObject
 from shared.model.bounds import cut
 from shared.model.errors import LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
 
+AGENTS = "leasehold-agents"
+"""The namespace of agents, and of the configuration of replicas for their nodes."""
+_KEYS = {DEVICE_MAP: DEVICE_KEY, NODE_MAP: NODE_KEY, PLUGIN_MAP: ""}
+"""Of each ConfigMap; of the last one the node's label decides."""
 REFRESH_S = 60.0
 """How long a ConfigMap's content is used."""
 REQUEST_TIMEOUT_S = 3.0
@@ -43,7 +56,7 @@ REQUEST_TIMEOUT_S = 3.0
 
 
 class DeviceConfigLoader:
-    """How the node's GPUs are shared, from flags and both ConfigMaps together.
+    """How the node's GPUs are shared, from flags and all ConfigMaps together.
 
     The contents in force are cached in a file: a restarted agent shares GPUs as before although a
     ConfigMap is invalid, and before the API server responds, as a kubelet refuses pods meanwhile.
@@ -55,7 +68,11 @@ class DeviceConfigLoader:
         self.flags = settings.sharing
         self.split = settings.device_split_count
         self.unit = settings.memory_factor
-        self.files = {DEVICE_MAP: settings.device_config, NODE_MAP: settings.node_config}
+        self.files = {
+            DEVICE_MAP: settings.device_config,
+            NODE_MAP: settings.node_config,
+            PLUGIN_MAP: settings.plugin_config,
+        }
         self.cache_file = settings.state_dir / "device-config.json"
         self.clock = node.clock
         self.report_error = node.config_errors.append
@@ -79,7 +96,7 @@ class DeviceConfigLoader:
                 name: self._in_force.get(name)
                 if from_cache and self.files[name] is None
                 else await self._read_text(name, key)
-                for name, key in ((DEVICE_MAP, DEVICE_KEY), (NODE_MAP, NODE_KEY))
+                for name, key in _KEYS.items()
             }
             self._read_at = -math.inf if from_cache else self.clock.ticks()
             if self._sharing is None or texts != self._texts:
@@ -108,11 +125,11 @@ class DeviceConfigLoader:
         try:
             text = None
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                for namespace in NAMESPACES:
+                for namespace in (AGENTS,) if name == PLUGIN_MAP else NAMESPACES:
                     with contextlib.suppress(NotFoundError):
                         path = objects_path(namespace, "configmaps", name)
                         stored = await self.client.read(path, RawObject)
-                        text = (stored.data or {}).get(key)
+                        text = await self._text_in(stored.data or {}, key)
                         break
             self._read_errors.pop(name, None)
         except (LeaseholdError, TimeoutError) as error:
@@ -122,12 +139,25 @@ class DeviceConfigLoader:
                 logger.warning(
                     "ConfigMap %s cannot be read, using the previous content: %s", name, reason
                 )
+                if isinstance(error, UnknownConfigError):
+                    self.report_error(reason)
             self._read_errors[name] = reason
             text = previous.get(name)
         return text
 
+    async def _text_in(self, data: Mapping[str, str], key: str) -> str | None:
+        """Return the text of a ConfigMap; without a key, that of the node's label.
+
+        Raises UnknownConfigError for a label that names none.
+        """
+        if key:
+            return data.get(key)
+        node = await self.client.read(node_path(self.node), ApiNode)
+        return config_for(data, node.metadata.labels.get(NODE_CONFIG))
+
     def _choose(self, name: str, text: str | None, valid: str | None) -> str | None:
-        errors = self._config_of({name: text}).errors
+        texts = {name: text}
+        errors = self._replicas_of(texts)[1] or self._config_of(texts).errors
         CONFIG_ERRORS.labels(name).set(len(errors))
         if not errors:
             return text
@@ -144,13 +174,29 @@ class DeviceConfigLoader:
         config = parse_device_config(device, node, self.node)
         return replace(config, errors=(*errors, *config.errors))
 
+    def _replicas_of(self, texts: Mapping[str, str | None]) -> tuple[NodeSharing, tuple[str, ...]]:
+        """Return how the configuration of NVIDIA's plugin shares GPUs, and its errors."""
+        errors: list[str] = []
+        document = _document(texts.get(PLUGIN_MAP), PLUGIN_MAP, load_document, errors)
+        if document is None:
+            return NodeSharing(), tuple(errors)
+        try:
+            sharing = parse_sharing(document)
+            replicas_of(sharing)
+        except RequestError as error:
+            return NodeSharing(), (str(error),)
+        return sharing, ()
+
     def _parse(self, texts: Mapping[str, str | None]) -> SharingConfig:
         config = self._config_of(texts)
-        for text in config.warnings:
+        shared, _ = self._replicas_of(texts)
+        warnings = (*config.warnings, *shared.warnings)
+        for text in warnings:
             if text not in self._warnings:
                 logger.warning("configuration: %s", text)
-        self._warnings = config.warnings
-        return self.flags.merged(config, split=self.split, unit=self.unit)
+        self._warnings = warnings
+        sharing = self.flags.merged(config, split=self.split, unit=self.unit)
+        return replace(sharing, replicas=replicas_of(shared))
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
         try:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.device_config import DeviceConfigLoader
@@ -12,10 +13,11 @@ from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.driver import GpuDiscovery
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
+from services.node_agent.gpus.replica_mode import ReplicaMode, choose_mode
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
-from services.node_agent.records.device_guard import held_slots
+from services.node_agent.records.device_guard import held_slots, share_holders
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
@@ -55,6 +57,7 @@ class DeviceWatcher:
         self.views = views
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
+        self._mode = ReplicaMode()
         self._remembered: tuple[Device, ...] | None = None
         self._responding: AbstractSet[DeviceUuid] = frozenset()
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
@@ -114,6 +117,7 @@ class DeviceWatcher:
         if snapshot is not None and snapshot.devices:
             before = self.node.devices
             present = snapshot.devices.keys() - snapshot.absent
+            config = replace(config, replicas=self._mode.replicas)
             devices = inventory.devices_of((), config, before, self.health.faults)
             await self._advertise(devices, config, self.node.software, present)
 
@@ -124,8 +128,19 @@ class DeviceWatcher:
         checkpoint = self.node.checkpoint
         leases = self.node.leases
         held = None  # is not known
+        holders: set[str] | None = None
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())
+            holders = share_holders(checkpoint.entries, leases.leases.values())
+        mode = choose_mode(
+            config,
+            inventory.visible_gpus(gpus, config),
+            before,
+            holders=holders,
+            missing_mps=lambda gpu: self.node.enforcers.missing("mps", gpu, config),
+        )
+        self._note_mode(mode)
+        config = replace(config, replicas=self._mode.replicas)
         devices = inventory.devices_of(gpus, config, before, self.health.faults, held)
         devices = self.node.enforcers.offered(devices, gpus, config)
         removed = {device.uuid for device in before}.difference(device.uuid for device in devices)
@@ -145,6 +160,14 @@ class DeviceWatcher:
             self.node.audit_due.set()
         self._responding = responding
 
+    def _note_mode(self, mode: ReplicaMode) -> None:
+        """Report a change: the condition of the node says what is in the way meanwhile."""
+        if mode.problem and mode.problem != self._mode.problem:
+            logger.warning(mode.problem)
+            self.node.config_errors.append(mode.problem)
+            self.node.report_due.set()
+        self._mode = mode
+
     def _note_unread(self, unread: tuple[UnreadDevice, ...]) -> None:
         for gpu in unread:
             if gpu not in self.node.unread:
@@ -161,16 +184,19 @@ class DeviceWatcher:
         present: AbstractSet[DeviceUuid],
     ) -> None:
         served = self.health.as_served(devices)
-        now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies)
+        problem = self._mode.problem
+        now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies, problem)
         snapshot_before = self.node.snapshot
         if snapshot_before is not None and now == (
             *(self.node.devices, self._served, self.node.software),
             *(snapshot_before.paths, snapshot_before.device_list_strategies),
+            self.node.shown.sharing_problem,
         ):
             return
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
         )
+        shown = replace(shown, sharing_problem=problem)
         self._served = served
         snapshot = NodeSnapshot(
             name=self.node.name,

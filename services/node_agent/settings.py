@@ -127,6 +127,11 @@ class AgentSettings(ServiceSettings):
         None, "config.json, whose entry for this node overrides flags; default: of ConfigMap "
         "volcano-vgpu-node-config, likewise"
     )  # fmt: skip
+    plugin_config: Path | None = setting(
+        None, "configuration of NVIDIA's device plugin, whose sharing by replicas applies to this "
+        "node; default: of ConfigMap nvidia-plugin-configs in leasehold-agents, by the node's "
+        "label nvidia.com/device-plugin.config"
+    )  # fmt: skip
     partition: bool = setting(
         True, "change the MIG layouts of unused devices for leases; otherwise a device offers only "
         "the instances that it has"

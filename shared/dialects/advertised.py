@@ -67,6 +67,8 @@ class Advertisement:
     """To set, or None to remove one."""
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """To set, or None to remove one."""
+    own_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that other programs may write, too: ours are removed once they are not here."""
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ours, in comma-separated annotations that others also write."""
     objects: tuple[NodeObject, ...] = ()

@@ -104,8 +104,6 @@ _IN_HUNDREDTHS = frozenset(
         vcuda.CORE,
     }
 )
-GIVEN_SHARE = 25
-"""Percent of a GPU's memory in an example, where no amount was written."""
 
 
 def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
@@ -131,12 +129,6 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
             limit(container, nvidia.MEMORY, int(size[1]) * 10**9 // MIB),
         )
         return Hint(_listed(part), (removed, *part))
-    if small == f"{nvidia.COUNT}.shared":
-        share = (
-            limit(container, nvidia.COUNT, amount),
-            limit(container, nvidia.PERCENTAGE, GIVEN_SHARE),
-        )
-        return Hint(f"{_listed(share)} for a quarter of the memory", (removed, *share))
     measure = _measure(small)
     if measure is None:
         return None

@@ -101,11 +101,6 @@ _OWN_ROWS = (
         "no agent serves it; request nvidia.com/gpumem with the annotation nvidia.com/vgpu-mode: "
         "mig",
     ),
-    Word(
-        "nvidia.com/gpu.shared", Place.RESOURCE, WordEffect.NO_EFFECT,
-        "no agent serves it; request nvidia.com/gpu with nvidia.com/gpumem-percentage for the part "
-        "(`leasehold migrate` shows it), or with nvidia.com/gpumem",
-    ),
     *(Word(key, Place.ANNOTATION) for key in AUTHOR_ANNOTATIONS),
     *(Word(key, Place.LABEL) for key in (PREEMPTIBLE, HANDED_OVER)),
 )  # fmt: skip

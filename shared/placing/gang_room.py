@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from shared.model.devices.replicas import is_replica
 from shared.model.leases.lease import Share
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
@@ -375,7 +376,7 @@ def _most_on(share: Share, request: PodRequest) -> int:
     for container in request.containers:
         mib = 0
         if container.whole or container.wants_all_memory:
-            mib = share.device_mib
+            mib = share.memory_mib if is_replica(share.mode) else share.device_mib
         elif container.memory_percent is not None:
             mib = share.device_mib * container.memory_percent // 100
         elif container.memory_units is not None:

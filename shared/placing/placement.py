@@ -45,7 +45,8 @@ def place(
     The first choice is random among the nodes that tie, so that independent placers seldom choose
     the same device; all candidates are on different nodes. Nodes are ranked by the pod's own
     preferences first, then by its node order. Where both shares and MIG instances are allowed, all
-    nodes are tried for the preferred mode before any is tried for the other.
+    nodes are tried for the preferred mode before any is tried for the other; and for whole devices
+    before replicas.
 
     While choices are `contested`, a pod that packs gets a node that no other placer has just used,
     as its only candidate, if there is one.
@@ -57,7 +58,7 @@ def place(
         return place_compared(request, index, rng, candidates)
     plan = index.plan(request)
     kinds = plan.kinds
-    if not index.mirror.mig_nodes and plan.share_kinds:
+    if not index.mirror.divided_nodes and plan.share_kinds:
         kinds = plan.share_kinds
     has_preferences = index.eligibility.has_preferences(request.node_requirements)
     requirements = request.node_requirements

@@ -11,7 +11,7 @@ from shared.dialects.pod_requests import check_rules
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.volcano import scheduler_arguments
 from shared.kubernetes.strict_yaml import load_document
-from shared.model.devices.device import DeviceMode
+from shared.model.devices.device import POD_MODES, DeviceMode
 from shared.model.errors import RequestError
 from shared.pods.pod_parser import PodParser
 from shared.runtime.settings import setting
@@ -42,7 +42,7 @@ class RequestSettings:
         DeviceMode.HAMI_CORE.value,
         "devices that are tried first for pods that accept both: hami-core (shares) or mig "
         "(instances)",
-        one_of=tuple(DeviceMode),
+        one_of=POD_MODES,
     )
     strict_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose pods get only MIG instances and whole devices; *: all"

@@ -18,6 +18,7 @@ from shared.dialects.protected_paths import lease_conflict
 from shared.dialects.volcano.device_register import HANDSHAKE
 from shared.dialects.volcano.gpushare import MAX_UNITS
 from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
 from tests.support.build import lease, share
@@ -62,12 +63,23 @@ SMALL = (
 )
 
 
+def divided_into(resource: str) -> tuple[Device, ...]:
+    """The GPU outside MIG mode as replicas that are offered by this name."""
+    replicas = Replicas(number=4, strategy="time-slicing", resource=resource)
+    return (replace(SMALL[0], mode=DeviceMode.REPLICAS, replicas=replicas, slots=4),)
+
+
+DIVIDED, RENAMED = divided_into("nvidia.com/gpu"), divided_into("nvidia.com/gpu.shared")
+
+
 def shown(name: str) -> list[Advertisement]:
     """All that a dialect may show: by strategy, with short lists and with long ones."""
     advertised = DIALECTS[name].advertise
     small = [advertised(SMALL, strategy) for strategy in Strategy.ALL]
+    divided = [advertised(DIVIDED, strategy) for strategy in Strategy.ALL]
+    renamed = [advertised(RENAMED, strategy) for strategy in Strategy.ALL]
     large = [advertised(LARGEST, strategy) for strategy in (Strategy.AUTO, Strategy.NUMBER)]
-    return [*small, *large]
+    return [*small, *large, *divided, *renamed]
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -99,7 +111,8 @@ def test_a_dialect_declares_what_the_agent_writes_on_nodes_and_pods(name: str) -
     assert annotations == dialect.node_annotations - {HANDSHAKE}
     objects = {one.collection for each in written for one in each.objects}
     assert objects == dialect.node_objects
-    assert {key for each in written for key in each.labels} == dialect.node_labels
+    labels = {key for each in written for key in (*each.labels, *each.own_labels)}
+    assert labels == dialect.node_labels
     assert {key for each in notes for key in each} == dialect.agent_annotations
 
 

@@ -41,7 +41,9 @@ def value(kind: types.Type, name: str = "") -> Any:
             made = {field.encode_name: value(field.type, field.name) for field in kind.fields}
             return made | {it.encode_name: False for it in kind.fields if it.default is True}
         case types.UnionType():
-            return value(next(it for it in kind.types if not isinstance(it, types.NoneType)), name)
+            known = next(it for it in kind.types if not isinstance(it, types.NoneType))
+            # A device has replicas in a mode that is not the sample's.
+            return None if name == "replicas" else value(known, name)
         case types.VarTupleType() | types.ListType() | types.FrozenSetType():
             return [value(kind.item_type, name)]
         case types.TupleType():

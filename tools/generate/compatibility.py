@@ -18,6 +18,7 @@ LISTS: Mapping[str, range] = {
     "extender": range(1, 18),
     "claims": range(18, 41),
     "enforcers": range(1, 59),
+    "words": range(22, 31),
 }
 """Items of each checklist; a test of an item has its number in its name."""
 
@@ -301,6 +302,7 @@ _NEEDS_GPU = "it needs a GPU"
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
+    "words": {},
     "gpusharing": {},
     "hami_core": {
         34: "Leasehold does not limit it; an operator can, "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from shared.model.devices.node import SHARING_CONDITION
 from shared.model.names import SYSTEM_NAMESPACE
 
 OWN = "gpu-1"
@@ -74,6 +75,10 @@ NODE = f"/api/v1/nodes/{OWN}"
 NODE_2 = f"/api/v1/nodes/{OTHER}"
 
 
+def _condition(kind: str) -> Mapping[str, Any]:
+    return {"status": {"conditions": [{"type": kind, "status": "False"}]}}
+
+
 def _annotate(outcome: TryOutcome, words: str, path: str, key: str) -> Try:
     return Try(outcome, words, "PATCH", path, {"metadata": {"annotations": {key: "forged"}}})
 
@@ -107,6 +112,13 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
             f"{PODS}/own",
             "volcano.sh/bind-phase",
         ),
+        Try(
+            ALLOWED,
+            "say in a condition of its own node why its GPUs are not offered as configured",
+            "PATCH",
+            f"{NODE}/status",
+            _condition(SHARING_CONDITION),
+        ),
         Try(ALLOWED, "read every Node", "GET", NODE_2),
         Try(POLICY, "change the GPU amounts of another node", "PATCH", f"{NODE_2}/status", AMOUNTS),
         _annotate(
@@ -124,6 +136,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
             f"{NODE}/status",
             {"status": {"capacity": {"cpu": "999"}}},
         ),
+        Try(POLICY, "make its own node not ready", "PATCH", f"{NODE}/status", _condition("Ready")),
         Try(POLICY, "label its own node by its status", "PATCH", f"{NODE}/status", LABEL),
         Try(POLICY, "label its own node", "PATCH", NODE, LABEL),
         _annotate(POLICY, "annotate its own node", NODE, "example.org/any"),

@@ -14,6 +14,7 @@ from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import is_limited
 from shared.model.budgets.quota import QuotaExcess
 from shared.model.devices.device import Device
+from shared.model.devices.replicas import is_replica
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.leases.lease import MIB, Lease, LeaseState, Share, ShareSize, WaitingSize
@@ -155,6 +156,12 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeReply]:
             reason=f"container {first.container} has GPU {first.index} whole, and no limit can be "
             "enforced",
             hint=recreate,
+        )
+    if is_replica(first.mode):
+        yield refused(
+            reason=f"container {first.container} has a replica of GPU {first.index}, whose size "
+            "the configuration of the node fixes",
+            hint="request amounts, on a node whose GPUs are not replicas",
         )
     if any(share.init for share in shares):
         yield refused(

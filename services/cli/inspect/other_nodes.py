@@ -92,4 +92,6 @@ def _closed(device: DeviceView) -> str:
         return "is not healthy"
     if device.excluded:
         return f"is closed to new pods: {device.excluded}"
+    if device.replicas is not None:
+        return f"is offered as replicas, as {device.replicas.resource}"
     return "is in MIG mode" if device.mode == DeviceMode.MIG else ""

@@ -11,6 +11,7 @@ from rich.text import Text
 from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
 from shared.model.devices.enforcers import HAMI_CORE_ALONE
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import RESIZE_WAITING
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
@@ -158,7 +159,7 @@ def _device_lines(
         free -= cells
     line.append("." * free + "]" + tail, style=None if device.healthy else "red")
     lines.append(line)
-    if wide and (offered := _offered(device)):
+    if (wide or device.replicas) and (offered := _offered(device)):
         lines.append(Text(f"      {offered}"))
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
@@ -178,6 +179,8 @@ def _device_lines(
 
 def _offered(device: DeviceView) -> str:
     """Return what can hold parts of a device; empty in MIG mode, and for HAMi-core alone."""
+    if device.replicas is not None:
+        return _replicas_text(device.replicas)
     if device.mode == DeviceMode.MIG or (device.offer == HAMI_CORE_ALONE and not device.missing):
         return ""
     words = {"memory": device.offer.memory, "cores": device.offer.compute}
@@ -185,6 +188,14 @@ def _offered(device: DeviceView) -> str:
     mode = f"; shared in mode {device.sharing_mode}" if device.sharing_mode else ""
     missing = "".join(f"; no {enforcer.name}: {enforcer.reason}" for enforcer in device.missing)
     return f"holds parts: {offers or 'nothing'}{mode}{missing}"
+
+
+def _replicas_text(replicas: Replicas) -> str:
+    held = "held" if replicas.strategy == "mps" else "not held"
+    return (
+        f"offered as {replicas.number} replicas by {replicas.strategy}, as {replicas.resource}: "
+        f"memory and cores of each are {held}"
+    )
 
 
 def _share_text(share: HeldShare, now: float) -> str:

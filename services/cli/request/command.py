@@ -31,6 +31,7 @@ from shared.model.bounds import BILLION
 from shared.model.change import Change
 from shared.model.devices.device import Device, DeviceMode, DeviceUse
 from shared.model.devices.node import NodeFacts
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.leases.ledger import LedgerNode
@@ -61,6 +62,7 @@ from shared.runtime.request_settings import RequestSettings, load_rules
 
 EXAMPLE_GPUS = 8
 EXAMPLE_SLOTS = 10
+EXAMPLE_REPLICAS = Replicas(number=4, strategy="time-slicing", resource="")
 MOST_WARNINGS = 10
 _READ_FOR = frozenset(dialect.read_for for dialect in DIALECTS.values()) - {""}
 
@@ -72,11 +74,14 @@ class ExampleNode:
     paths: Paths
     now_s: float
     mig: bool = False
+    replicas: Replicas | None = None
 
     @property
     def description(self) -> str:
         profile = GPU_MODELS[self.model]
         mode = ", in MIG mode" if self.mig else ""
+        if self.replicas is not None:
+            mode = f", as {self.replicas.number} replicas each by {self.replicas.strategy}"
         return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
 
     def for_request(self, request: PodRequest) -> "ExampleNode":
@@ -84,7 +89,12 @@ class ExampleNode:
             container.strict and container.sharing is not SharingPolicy.EXCLUSIVE
             for container in request.containers
         )
-        return replace(self, mig=self.mig or (required and bool(GPU_MODELS[self.model].mig)))
+        by_name = [part.number_of for part in request.containers if part.replica_only]
+        return replace(
+            self,
+            mig=self.mig or (required and bool(GPU_MODELS[self.model].mig)),
+            replicas=structs.replace(EXAMPLE_REPLICAS, resource=by_name[0]) if by_name else None,
+        )
 
 
 def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
@@ -114,8 +124,9 @@ def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:
             index=index,
             model=profile.product,
             memory_mib=profile.memory_mib,
-            slots=EXAMPLE_SLOTS,
-            mode=DeviceMode.MIG if example.mig else DeviceMode.HAMI_CORE,
+            slots=EXAMPLE_SLOTS if example.replicas is None else example.replicas.number,
+            mode=_mode_of(example),
+            replicas=example.replicas,
             layouts=layouts,
         )
         for index in range(EXAMPLE_GPUS)
@@ -125,6 +136,12 @@ def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:
         devices=tuple((device, DeviceUse()) for device in devices),
         served=request.triggers,
     )
+
+
+def _mode_of(example: ExampleNode) -> DeviceMode:
+    if example.replicas is not None:
+        return DeviceMode.REPLICAS
+    return DeviceMode.MIG if example.mig else DeviceMode.HAMI_CORE
 
 
 class GrantedShare(View, frozen=True, kw_only=True):
@@ -192,7 +209,7 @@ def report_of(
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
     if parsed.request is not None:
-        warnings = _warnings(view_of(written.pod), parsed.request.dialect)
+        warnings = _warnings(view_of(written.pod), parsed.request)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
     if parsed.request_error or parsed.request is None:
         changes = _mending(written.pod, rules)
@@ -226,11 +243,11 @@ def _mending(pod: ApiPod, rules: Rules) -> tuple[Change, ...]:
     return ()
 
 
-def _warnings(pod: PodView, dialect: str) -> Iterator[str]:
+def _warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
     yield from (word.text for word in find_misplaced(pod))
-    yield from (word.text for word in find_unread(pod, dialect))
-    if dialect:
-        yield from find_sharing_selectors(pod.spec.node_selector)
+    yield from (word.text for word in find_unread(pod, request.dialect))
+    if request.dialect:
+        yield from find_sharing_selectors(pod.spec.node_selector, request)
 
 
 def _place_and_grant(
@@ -311,8 +328,11 @@ def _granted(
 
 def request_text(container: GpuRequest) -> str:
     count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
+    if container.replica_only:
+        return f"{container.gpus} replica{'s' if container.gpus > 1 else ''} of a node's GPUs"
     if container.whole:
-        return f"{count}, whole and not shared"
+        replica = ", or a replica of each where a node offers these" if container.number_of else ""
+        return f"{count}, whole and not shared{replica}"
     if container.strict and container.sharing is not SharingPolicy.EXCLUSIVE:
         count = f"{count} as a MIG instance (isolation is strict)"
     if container.memory_billionths:

@@ -15,15 +15,17 @@ from shared.dialects.nvidia.plugin_config import (
     NodeSharing,
     named_configs,
     parse_sharing,
+    replicas_of,
 )
 from shared.dialects.vocabulary import did_you_mean, unknown_gpus
 from shared.kubernetes.strict_yaml import load_document
 from shared.model.errors import RequestError
 from shared.model.views.view import View
 
-WAITS = (
-    "Leasehold has no nodes with replicas yet: write these limits into the pods, and remove "
-    "selectors of the labels above"
+TWO_WAYS = (
+    "Nodes of Leasehold offer the same replicas, with the same labels, by this configuration in "
+    "ConfigMap nvidia-plugin-configs of the namespace leasehold-agents; or write these limits into "
+    "the pods, for shares whose memory is held"
 )
 
 
@@ -86,13 +88,17 @@ def report_of(config: NamedSharing) -> ConfigurationReport:
 def _unmapped(sharing: NodeSharing) -> Iterator[str]:
     for resource in unknown_gpus(sharing.replicas):
         yield f"{resource}: {did_you_mean(resource, 1)}"
+    try:
+        replicas_of(sharing)
+    except RequestError as error:
+        yield f"a node of Leasehold refuses it: {error}"
 
 
 def _several(sharing: NodeSharing) -> str:
     if sharing.strategy == "none":
         return "as many different GPUs"
     if sharing.fails_above_one:
-        return "it fails on the node; here it gets as many different GPUs"
+        return "it fails on the node; here it waits, or gets shares of as many different GPUs"
     return "they may be of one GPU; here they are of as many different GPUs"
 
 
@@ -127,7 +133,7 @@ def migrate(flags: Migrate) -> int:
         MigrationReport(configurations=reports),
         lambda view: Group(
             *(line for report in view.configurations for line in _lines(report)),
-            *([Text(WAITS)] if any(report.replicas for report in view.configurations) else []),
+            *([Text(TWO_WAYS)] if any(report.replicas for report in view.configurations) else []),
         ),
     )
     return 1 if any(report.fault for report in reports) else 0

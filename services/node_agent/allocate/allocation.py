@@ -31,6 +31,7 @@ from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setu
 from shared.dialects.mps import with_mps
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.devices.device import Device, DeviceMode, Isolation
+from shared.model.devices.replicas import is_replica
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState, Share, end_text
 from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
@@ -342,6 +343,15 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
             raise DeviceMismatchError(
                 f"device {share.device} is in {device.mode} mode, and the lease is for "
                 f"{'an instance' if share.mig else 'a part'} of it"
+            )
+        if (device.replicas.mode if device.replicas else None) != (
+            share.mode if is_replica(share.mode) else None
+        ):
+            offered = device.replicas
+            raise DeviceMismatchError(
+                f"device {share.device} is offered "
+                f"{f'as replicas by {offered.strategy}' if offered else 'by amounts'}, and the "
+                f"lease is for a share in mode {share.mode}: its node's configuration has changed"
             )
         strict = device.isolation is Isolation.STRICT
         if strict and share.mig is None and share.sharing is not SharingPolicy.EXCLUSIVE:

@@ -152,7 +152,7 @@ class _Left:
 
     def capacity(self, device: Device) -> dict[str, Any] | None:
         unknown = self.unknown.get(device.uuid, [])
-        if device.mode is DeviceMode.MIG:
+        if device.mode is DeviceMode.MIG or device.replicas is not None:
             return None
         if device.holds_parts:
             return self._shared_capacity(device, unknown)

@@ -89,6 +89,10 @@ class Enforcers:
         enforcers = self.by_name.values()
         return {device: text for enforcer in enforcers for device, text in enforcer.faults.items()}
 
+    def missing(self, name: EnforcerName, gpu: Gpu, sharing: SharingConfig) -> str:
+        """Return why one of them cannot hold parts of a GPU now, or an empty text."""
+        return self.by_name[name].missing(gpu, sharing)
+
     def offered(
         self, devices: Sequence[Device], gpus: Sequence[Gpu], sharing: SharingConfig
     ) -> tuple[Device, ...]:
@@ -102,9 +106,15 @@ class Enforcers:
         )
 
     def _with_offer(self, device: Device, gpu: Gpu, sharing: SharingConfig) -> Device:
-        if device.mode is DeviceMode.MIG:
+        holds_none = device.replicas is not None and device.replicas.strategy == "time-slicing"
+        if device.mode is DeviceMode.MIG or holds_none:
             return replace(device, offer=NOTHING_OFFERED, missing=())
-        parts = [enforcer for enforcer in self.by_name.values() if enforcer.facts.parts]
+        by_mps = device.replicas is not None
+        parts = [
+            enforcer
+            for enforcer in self.by_name.values()
+            if enforcer.facts.parts and (enforcer.facts.name == "mps" or not by_mps)
+        ]
         reasons = {enforcer.facts.name: enforcer.missing(gpu, sharing) for enforcer in parts}
         usable = [enforcer.facts for enforcer in parts if not reasons[enforcer.facts.name]]
         by_memory = {facts.name for facts in usable if facts.memory}

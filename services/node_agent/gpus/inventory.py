@@ -18,6 +18,7 @@ from shared.model.devices.device import (
     MigLayout,
     UnreadDevice,
 )
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -42,6 +43,8 @@ class SharingConfig:
     unified_mib: int | None = None
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
+    replicas: Replicas | None = None
+    """As which all GPUs outside MIG mode are offered."""
 
     def merged(
         self, config: DeviceConfig, *, split: int | None, unit: int | None
@@ -162,7 +165,7 @@ def devices_of(
         removed = _removed(device, sharing, places)
         if removed is None or held is None or device.uuid in held:
             fault = str(removed) if removed else faults.get(device.uuid, str(NOT_LISTED))
-            lost[device.uuid] = replace(device, healthy=False, fault=fault)
+            lost[device.uuid] = _as_offered(replace(device, healthy=False, fault=fault), sharing)
     return tuple(sorted((lost | offered).values(), key=lambda device: (device.index, device.uuid)))
 
 
@@ -235,7 +238,7 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
 
 def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
     layouts = _layouts(gpu, sharing)
-    return Device(
+    device = Device(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
@@ -252,6 +255,20 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         layouts=layouts,
         isolation=sharing.isolation,
         power_limit_w=gpu.power_limit_w,
+    )
+    return _as_offered(device, sharing)
+
+
+def _as_offered(device: Device, sharing: SharingConfig) -> Device:
+    """Return a device outside MIG mode as replicas or by amounts, as GPUs of the node are now."""
+    if device.mode is DeviceMode.MIG or device.replicas == sharing.replicas:
+        return device
+    replicas = sharing.replicas
+    return replace(
+        device,
+        mode=DeviceMode.HAMI_CORE if replicas is None else DeviceMode.REPLICAS,
+        replicas=replicas,
+        slots=sharing.split_count if replicas is None else replicas.number,
     )
 
 

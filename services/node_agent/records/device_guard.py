@@ -315,7 +315,7 @@ def close_exceeded(
         device.uuid: f"{EXCEEDED}: its leases have {leased[device.uuid]} MiB, and it has only "
         f"{device.memory_mib} MiB now: it gets no new share until some of them end"
         for device in devices
-        if device.mode is DeviceMode.HAMI_CORE and leased[device.uuid] > device.memory_mib
+        if device.mode is not DeviceMode.MIG and leased[device.uuid] > device.memory_mib
     }
     return close_devices(devices, faults), frozenset(faults)
 
@@ -340,3 +340,12 @@ def held_slots(
             needed = 0 if share.slot is None else share.slot + 1
             held[share.device] = max(needed, held.get(share.device, 0))
     return held
+
+
+def share_holders(entries: Iterable[CheckpointEntry], leases: Iterable[Lease]) -> set[str]:
+    """Return the pods and claims that hold more than MIG instances, by namespace and name."""
+    return {
+        _name(lease)
+        for lease in (*(entry.lease for entry in entries), *leases)
+        if any(share.mig is None for share in lease.shares)
+    }

@@ -27,8 +27,11 @@ class NodeAdvertisement:
     node_status: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
+    own_labels: Mapping[str, str] = field(default_factory=dict)
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     objects: tuple[NodeObject, ...] = ()
+    sharing_problem: str = ""
+    """Why the GPUs are not offered as configured; or empty."""
 
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
         node_status = {
@@ -61,6 +64,7 @@ def advertisement_of(
         node_status=_merged(part.node_status for part in parts),
         annotations={AGENT_ANNOTATION: "true"} | _merged(part.annotations for part in parts),
         labels=_merged(part.labels for part in parts),
+        own_labels=_merged(part.own_labels for part in parts),
         annotation_entries=_merged(part.annotation_entries for part in parts),
         objects=tuple(obj for part in parts for obj in part.objects),
     )

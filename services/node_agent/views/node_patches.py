@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.dialects.advertised import NodeObject
-from shared.model.devices.node import OWN_ENTRIES_PREFIX
+from shared.kubernetes.types import Condition
+from shared.model.devices.node import OWN_ENTRIES_PREFIX, OWN_LABELS, SHARING_CONDITION
 from shared.model.names import NodeName
 from shared.model.quantity import timestamp
 
@@ -32,6 +33,38 @@ def merge_own_entries(
         if added != added_before:
             changes[own_key] = ",".join(added) or None
     return changes
+
+
+def merge_own_labels(
+    labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapping[str, str]
+) -> tuple[dict[str, str | None], dict[str, str | None]]:
+    """Return changes of labels, and of the annotation that records which of them are ours."""
+    before = _entries(annotations.get(OWN_LABELS))
+    changes: dict[str, str | None] = {
+        key: text for key, text in own.items() if labels.get(key) != text
+    }
+    changes |= {key: None for key in before if key not in own and key in labels}
+    record = ",".join(sorted(own)) or None
+    return changes, {OWN_LABELS: record} if annotations.get(OWN_LABELS) != record else {}
+
+
+def sharing_condition(
+    conditions: Iterable[Condition], problem: str, *, now_s: float
+) -> list[dict[str, str]]:
+    """Return the changed condition that says whether GPUs are offered as configured, or none.
+
+    A node that always offered them so has no such condition.
+    """
+    stored = next((entry for entry in conditions if entry.type == SHARING_CONDITION), None)
+    status, reason = ("False", "Waiting") if problem else ("True", "InForce")
+    if stored is None and not problem:
+        return []
+    if stored is not None and (stored.status, stored.message) == (status, problem):
+        return []
+    changed = {"type": SHARING_CONDITION, "status": status, "reason": reason, "message": problem}
+    if stored is None or stored.status != status:
+        changed[TRANSITION_TIME] = timestamp(now_s)
+    return [changed]
 
 
 def _entries(text: str | None) -> list[str]:

@@ -11,7 +11,13 @@ from contextlib import aclosing
 
 from services.node_agent.node import Node
 from services.node_agent.views.advertisement import NodeAdvertisement
-from services.node_agent.views.node_patches import changes_to, merge_own_entries, new_object
+from services.node_agent.views.node_patches import (
+    changes_to,
+    merge_own_entries,
+    merge_own_labels,
+    new_object,
+    sharing_condition,
+)
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import NodeObject
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
@@ -162,7 +168,8 @@ class ViewWriter:
         self._status = node.status
         wanted = self.advertisement
         if wanted is not None and (
-            _metadata_changes(node.metadata, wanted) or _status_changes(node.status, wanted)
+            _metadata_changes(node.metadata, wanted)
+            or _status_changes(node.status, wanted, self.clock.now())
         ):
             self._observed = node
             self._node_changed.set()
@@ -183,7 +190,7 @@ class ViewWriter:
             self._take_written(
                 await self.client.patch_merge(self.path, {"metadata": metadata}, ApiNode)
             )
-        if status := _status_changes(node.status, wanted):
+        if status := _status_changes(node.status, wanted, self.clock.now()):
             path = f"{self.path}/status"
             self._take_written(await self.client.patch_strategic(path, {"status": status}, ApiNode))
         for obj in wanted.objects:
@@ -271,8 +278,9 @@ async def _back_off(what: str, pause_s: float, error: LeaseholdError) -> float:
 
 def _metadata_changes(current: ObjectMeta, wanted: NodeAdvertisement) -> dict[str, object]:
     entries = merge_own_entries(current.annotations, wanted.annotation_entries)
-    annotations = {**_stale(current.annotations, wanted.annotations), **entries}
-    labels = _stale(current.labels, wanted.labels)
+    own_labels, record = merge_own_labels(current.labels, current.annotations, wanted.own_labels)
+    annotations = {**_stale(current.annotations, wanted.annotations), **entries, **record}
+    labels = {**_stale(current.labels, wanted.labels), **own_labels}
     if not annotations and not labels:
         return {}
     changes: dict[str, object] = {"annotations": annotations, "labels": labels}
@@ -285,7 +293,9 @@ def _stale(current: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict
     return {key: text for key, text in wanted.items() if current.get(key) != text}
 
 
-def _status_changes(current: NodeStatus, wanted: NodeAdvertisement) -> dict[str, dict[str, str]]:
+def _status_changes(
+    current: NodeStatus, wanted: NodeAdvertisement, now_s: float
+) -> dict[str, object]:
     parts = {"capacity": current.capacity, "allocatable": current.allocatable}
     missing = {
         part: {
@@ -295,4 +305,6 @@ def _status_changes(current: NodeStatus, wanted: NodeAdvertisement) -> dict[str,
         }
         for part, amounts in parts.items()
     }
-    return missing if any(missing.values()) else {}
+    conditions = sharing_condition(current.conditions, wanted.sharing_problem, now_s=now_s)
+    changes: dict[str, object] = dict(missing) if any(missing.values()) else {}
+    return {**changes, "conditions": conditions} if conditions else changes

@@ -127,6 +127,7 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
         patches=tuple(chain.from_iterable(completed)),
         warnings=(
             *_word_warnings(pod, misplaced, request.dialect),
+            *map(Hint, find_sharing_selectors(pod.spec.node_selector, request)),
             *late,
             *islice(small, MOST_WARNINGS),
             *_unseen_numbers(request, pod),
@@ -218,8 +219,6 @@ def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> 
 def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[Hint]:
     yield from misplaced
     yield from find_unread(pod, dialect)
-    if dialect:
-        yield from map(Hint, find_sharing_selectors(pod.spec.node_selector))
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:

@@ -42,15 +42,17 @@ from shared.dialects.nvidia.annotations import (
     encode_scores,
     slot_count,
 )
+from shared.dialects.nvidia.replica_labels import LABELS, labels_of
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.strict_values import (
     check_annotation,
     check_choice,
+    check_gpus,
     parse_boolean,
     parse_decimal,
 )
 from shared.model.change import limit
-from shared.model.devices.device import Device, DeviceMode
+from shared.model.devices.device import POD_MODES, Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid
@@ -67,6 +69,8 @@ from shared.model.requests.request import (
 NAME = "nvidia"
 SCHEDULER = "hami-scheduler"
 COUNT = NVIDIA_GPUS
+REPLICA = f"{COUNT}.shared"
+"""Replicas of nodes that offer them under a name of their own."""
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
@@ -125,7 +129,8 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
         return None
     for container in requesting:
         _check(container.name, _amounts(container))
-    most = max(_amounts(container)[COUNT] for container in requesting)
+    trigger = _trigger(requesting)
+    most = max(_amounts(container)[trigger] for container in requesting)
     choice, idle_only = parse_device_choice(pod.annotations, rules, gpus=most)
     mig_only = choice.selection.mode == DeviceMode.MIG
     containers = tuple(
@@ -140,7 +145,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
         choice,
         dialect=NAME,
         containers=containers,
-        triggers=(COUNT,),
+        triggers=(trigger,),
         memo=encode_memo(pod, containers, priorities),
         prefer_links=choice.prefer_links or any(request.whole for request in containers),
     )
@@ -159,11 +164,41 @@ def amount_changes(amounts: Amounts) -> dict[str, int | None]:
 
 def _amounts(container: ContainerManifest) -> Amounts:
     amounts = container.amounts
-    names = (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY)
+    names = (COUNT, REPLICA, MEMORY, PERCENTAGE, CORES, PRIORITY)
     return {name: amounts[name] for name in names if name in amounts}
 
 
+def _trigger(containers: Sequence[ContainerManifest]) -> str:
+    """Return the resource by which the containers request GPUs: a node serves one of the two."""
+    by_name = {
+        name: container.name
+        for container in containers
+        for name in (COUNT, REPLICA)
+        if _amounts(container).get(name)
+    }
+    if len(by_name) > 1:
+        raise RequestError(
+            f"container {by_name[COUNT]} requests {COUNT} and container {by_name[REPLICA]} "
+            f"{REPLICA}: no node serves both; request one of them"
+        )
+    return next(iter(by_name))
+
+
+def _check_replicas(container: str, amounts: Amounts) -> None:
+    other = next((name for name, amount in amounts.items() if name != REPLICA and amount), None)
+    if other is not None:
+        raise RequestError(
+            f"container {container}: {other} is for amounts of {COUNT}, and a replica of {REPLICA} "
+            f"is always the same part of a GPU; leave out {other}, or {REPLICA}",
+            limit(container, other),
+        )
+    check_gpus(container, REPLICA, amounts[REPLICA])
+
+
 def _check(container: str, amounts: Amounts) -> None:
+    if amounts.get(REPLICA):
+        _check_replicas(container, amounts)
+        return
     if amounts.get(COUNT, 0) < 1:
         named = next(name for name, amount in amounts.items() if amount)
         raise RequestError(
@@ -188,9 +223,13 @@ def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> Gpu
     whole = everything and cores in {0, ALL} and not mig_only
     exclusive = whole or (cores == ALL and not mig_only)
     sharing = SharingPolicy.IDLE_DEVICE if idle else SharingPolicy.SHARED
+    name = COUNT if amounts.get(COUNT) else REPLICA
+    is_number = whole and not idle and set(amounts) <= {name}
     return GpuRequest(
         container=container.name,
-        gpus=amounts[COUNT],
+        gpus=amounts[name],
+        number_of=name if is_number else "",
+        replica_only=name == REPLICA,
         memory_units=None if whole else memory,
         memory_percent=percent,
         percent_of_mib=not whole,
@@ -259,7 +298,7 @@ def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
 def _mode(text: str) -> str | None:
     modes = set(list_entries(text))
     for mode in sorted(modes):
-        check_annotation(MODE, mode, tuple(DeviceMode), text)
+        check_annotation(MODE, mode, POD_MODES, text)
     return modes.pop() if len(modes) == 1 else None
 
 
@@ -292,20 +331,33 @@ def container_setup(
     )
 
 
+def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
+    if REPLICA in pod.triggers:
+        return {REPLICA: container.gpus}
+    return RESOURCES.limits(container, pod)
+
+
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
+    """Serve whole GPUs, shares and replicas by number; no amounts of replicas."""
+    of_names: dict[str, list[Device]] = {} if devices else {COUNT: []}
+    for device in devices:
+        name = device.replicas.resource if device.replicas is not None else COUNT
+        of_names.setdefault(name, []).append(device)
     return Advertisement(
-        served={COUNT: numbered_ids(devices, slot_count)},
-        node_status=RESOURCES.of_node(devices),
+        served={name: numbered_ids(of_name, slot_count) for name, of_name in of_names.items()},
+        node_status=RESOURCES.of_node(device for device in devices if device.replicas is None),
+        own_labels=labels_of(devices),
         annotations={REGISTER: encode_register(devices), SCORES: encode_scores(devices)},
     )
 
 
 DIALECT = Dialect(
     name=NAME,
-    resources=frozenset({COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY}),
-    served=frozenset({COUNT}),
+    resources=frozenset({COUNT, REPLICA, MEMORY, PERCENTAGE, CORES, PRIORITY}),
+    served=frozenset({COUNT, REPLICA}),
     status_resources=frozenset({MEMORY, CORES}),
     node_annotations=frozenset({REGISTER, SCORES}),
+    node_labels=LABELS,
     agent_annotations=frozenset({TO_ALLOCATE, PHASE}),
     request_annotations=ANNOTATIONS,
     request_fields={
@@ -317,7 +369,7 @@ DIALECT = Dialect(
         "topology_scope": (NUMA_BIND,),
     },
     parse=parse,
-    limits=RESOURCES.limits,
+    limits=limits,
     part="memory_units",
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,

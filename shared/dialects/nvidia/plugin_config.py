@@ -11,25 +11,28 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
 from shared.dialects.nvidia import dialect as nvidia
+from shared.dialects.nvidia.replica_labels import (
+    PRODUCT_LABEL,
+    REPLICAS_LABEL,
+    SHARED_PRODUCT,
+    STRATEGY_LABEL,
+)
+from shared.model.devices.replicas import LEAST_REPLICAS, MOST_REPLICAS, Replicas
 from shared.model.errors import RequestError
 
 VERSION = "v1"
 KIND = "ConfigMap"
+CONFIG_MAP = "nvidia-plugin-configs"
+"""In the namespace of Leasehold's agents, with the configurations of its nodes."""
+DEFAULT_CONFIG = "default"
+"""The configuration of nodes without the label, if there is one of this name."""
 SHARED = ".shared"
 """Follows the name of a resource that is renamed."""
 MIG_RESOURCES = "nvidia.com/mig-"
 NODE_CONFIG = "nvidia.com/device-plugin.config"
 """Label of nodes: the key of the ConfigMap that applies to the node."""
-STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
-REPLICAS_LABEL = "nvidia.com/gpu.replicas"
-PRODUCT_LABEL = "nvidia.com/gpu.product"
-SHARED_PRODUCT = "-SHARED"
-"""Follows the product in `PRODUCT_LABEL`, unless the resource is renamed."""
 MIG_STRATEGIES = ("none", "single", "mixed")
-LEAST_REPLICAS = 2
 ALL_PERCENT = 100
-MOST_REPLICAS = 100_000
-"""More than a kubelet could list."""
 MOST_CONFIGS = 256
 LONGEST_NAME = 63
 """Characters of a resource's name, and of a value in a message."""
@@ -38,6 +41,10 @@ Strategy = Literal["none", "time-slicing", "mps"]
 FIELDS: Mapping[Strategy, str] = {"time-slicing": "timeSlicing", "mps": "mps"}
 _DEVICE = re.compile(r"(GPU|MIG)-[\w/-]{1,64}|[0-9]{1,4}(:[0-9]{1,4})?", re.ASCII)
 """A UUID, or an index, or those of a GPU and an instance."""
+
+
+class UnknownConfigError(RequestError):
+    """The node's label names a configuration that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,51 @@ def named_configs(document: object) -> Iterator[tuple[str, object]]:
             f"the ConfigMap has {len(data)} configurations; at most {MOST_CONFIGS} are read"
         )
     yield from ((str(name), text) for name, text in data.items())
+
+
+def config_for(configs: Mapping[str, str], key: str | None) -> str | None:
+    """Return the configuration of a node, by the value of its label `NODE_CONFIG`, or None.
+
+    Without the label it is the default one, or the only one. Raises UnknownConfigError for a label
+    that names none.
+
+    >>> config_for({"slices": "version: v1"}, None)
+    'version: v1'
+    """
+    if key:
+        if key in configs:
+            return configs[key]
+        raise UnknownConfigError(
+            f"label {NODE_CONFIG} of the node is {_brief(key)}, and ConfigMap {CONFIG_MAP} has no "
+            f"such key: its keys are {', '.join(sorted(configs)[:10]) or 'none'}"
+        )
+    if len(configs) == 1:
+        return next(iter(configs.values()))
+    return configs.get(DEFAULT_CONFIG)
+
+
+def replicas_of(sharing: NodeSharing) -> Replicas | None:
+    """Return as what a node offers its GPUs, or None if it shares none by number.
+
+    Raises RequestError for instances of MIG: these are not shared.
+
+    >>> replicas_of(NodeSharing(strategy="mps", replicas={"nvidia.com/gpu": 4})).cores_percent
+    25
+    """
+    if sharing.strategy == "none":
+        return None
+    instances = [name for name in sharing.replicas if name.startswith(MIG_RESOURCES)]
+    if instances:
+        raise RequestError(
+            f"sharing.{FIELDS[sharing.strategy]} names {instances[0]}: instances of MIG have "
+            "memory and cores of their own, and are not shared; leave it out"
+        )
+    return Replicas(
+        number=sharing.replicas[nvidia.COUNT],
+        strategy=sharing.strategy,
+        resource=sharing.resource,
+        one_per_container=sharing.fails_above_one,
+    )
 
 
 def parse_sharing(document: object) -> NodeSharing:

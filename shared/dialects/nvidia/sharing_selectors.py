@@ -3,41 +3,39 @@
 from collections.abc import Iterator, Mapping
 
 from shared.dialects.nvidia import dialect as nvidia
-from shared.dialects.nvidia.plugin_config import (
-    ALL_PERCENT,
+from shared.dialects.nvidia.replica_labels import (
+    GKE_CLIENTS,
+    GKE_STRATEGY,
     PRODUCT_LABEL,
     REPLICAS_LABEL,
     SHARED_PRODUCT,
     STRATEGY_LABEL,
 )
 from shared.dialects.strict_values import shown
-from shared.model.quantity import parse_decimal
+from shared.model.requests.request import PodRequest
 
-GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
-GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
-_NUMBERS = (REPLICAS_LABEL, GKE_CLIENTS)
 
 
-def find_sharing_selectors(selector: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each label that no node of Leasehold has, with what to request instead.
+def find_sharing_selectors(selector: Mapping[str, str], request: PodRequest) -> Iterator[str]:
+    """Yield a sentence for each label that no node has on which the pod could get its GPUs.
 
-    >>> [text] = find_sharing_selectors({"nvidia.com/gpu.replicas": "4"})
-    >>> text.rpartition(" by ")[2]
-    'nvidia.com/gpumem-percentage: 25'
+    Nodes with replicas have the labels of replicas, and no amounts. None has partitions by label.
     """
+    by_number = all(container.number_of for container in request.containers)
     for key, value in sorted(selector.items()):
         if key == GKE_PARTITION:
-            instead = f"a part of a GPU by {nvidia.MEMORY} and the annotation {nvidia.MODE}: mig"
-        elif _selects_replicas(key, value):
-            instead = f"a part of a GPU by {nvidia.PERCENTAGE}{_percent(key, value)}"
-        else:
-            continue
-        yield (
-            f"nodeSelector {key}: {shown(value)} selects GPUs that another device plugin shares, "
-            "and the pod waits, as no node of Leasehold has this label: leave it out, and request "
-            f"{instead}"
-        )
+            yield (
+                f"nodeSelector {key}: {shown(value)} selects nodes of another device plugin, and "
+                "the pod waits, as no node of Leasehold has this label: leave it out, and request "
+                f"a part of a GPU by {nvidia.MEMORY} and the annotation {nvidia.MODE}: mig"
+            )
+        elif not by_number and _selects_replicas(key, value):
+            yield (
+                f"nodeSelector {key}: {shown(value)} selects nodes that offer GPUs as replicas, "
+                "and the pod waits, as it requests amounts, which these do not have: leave it out, "
+                f"or request {nvidia.COUNT} alone"
+            )
 
 
 def _selects_replicas(key: str, value: str) -> bool:
@@ -49,8 +47,3 @@ def _selects_replicas(key: str, value: str) -> bool:
         GKE_CLIENTS: True,
     }
     return is_of_shared.get(key, False)
-
-
-def _percent(key: str, value: str) -> str:
-    number = parse_decimal(value) if key in _NUMBERS else None
-    return f": {ALL_PERCENT // number}" if number and number <= ALL_PERCENT else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shared.dialects.volcano import vgpu
 from shared.dialects.volcano.device_register import NUMBER
 from shared.model.bounds import SHORT
-from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import POD_MODES, DeviceMode, MigLayout, MigProfile
 
 NAMESPACES = ("kube-system", "volcano-system")
 """Where the ConfigMaps may be; the first namespace that has one counts."""
@@ -287,8 +287,8 @@ def _merge_entry(
 def _mode(value: object, findings: _Findings) -> DeviceMode | None:
     if value in (None, ""):
         return None
-    if value not in tuple(DeviceMode):
-        words = " or ".join(DeviceMode)
+    if value not in POD_MODES:
+        words = " or ".join(POD_MODES)
         findings.errors.append(f"operatingmode is {_brief(value)}: it must be {words}")
         return None
     return DeviceMode(str(value))

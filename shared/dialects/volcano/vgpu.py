@@ -15,7 +15,7 @@ from shared.dialects.strict_values import check_annotation
 from shared.dialects.volcano.device_register import HANDSHAKE, NUMBER, REGISTER, encode_register
 from shared.dialects.volcano.gpushare import SCHEDULER
 from shared.model.change import limit
-from shared.model.devices.device import Device, DeviceMode
+from shared.model.devices.device import POD_MODES, Device
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace
@@ -127,7 +127,7 @@ def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     With `use-gputype` present, `nouse-gputype` is ignored, as upstream. Raises RequestError for
     other values of the mode and of the pod group's policy, with which nothing would match.
     """
-    for key, choices in ((MODE, tuple(DeviceMode)), (GROUP_POLICY, (SPREAD,))):
+    for key, choices in ((MODE, POD_MODES), (GROUP_POLICY, (SPREAD,))):
         if key in annotations:
             check_annotation(key, annotations[key], choices)
     return DeviceSelection(
@@ -196,6 +196,7 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
+    devices = [device for device in devices if device.replicas is None]
     return Advertisement(
         served={NUMBER: numbered_ids(devices, lambda device: device.slots)},
         node_status=RESOURCES.of_node(devices),

@@ -38,6 +38,7 @@ from shared.model.devices.enforcers import (
     Offer,
     SharingMode,
 )
+from shared.model.devices.replicas import Replicas
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import timestamp
 from shared.model.requests.request import GpuRequest, SharingPolicy
@@ -53,10 +54,16 @@ _NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
 
 
 class DeviceMode(StrEnum):
-    """How a device is divided: by HAMi-core inside the container, or by hardware instances."""
+    """How a device is divided: by amounts, by hardware instances, or into equal replicas."""
 
     HAMI_CORE = "hami-core"
     MIG = "mig"
+    REPLICAS = "replicas"
+    """Into equal parts, of which pods request a number only."""
+
+
+POD_MODES = (DeviceMode.HAMI_CORE, DeviceMode.MIG)
+"""Of devices with amounts: what pods and settings may name."""
 
 
 class Isolation(StrEnum):
@@ -178,6 +185,8 @@ class Device:
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
     """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
+    replicas: Replicas | None = None
+    """Of a device in that mode, which has as many slots."""
     offer: Offer = HAMI_CORE_ALONE
     """What can hold parts of it; whole devices and MIG instances need nothing else."""
     missing: Annotated[tuple[MissingEnforcer, ...], Meta(max_length=len(LABELS))] = ()
@@ -190,11 +199,17 @@ class Device:
     held: Held | None = None
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
 
+    def __post_init__(self) -> None:
+        if (self.mode is DeviceMode.REPLICAS) is (self.replicas is None):
+            raise ValueError(f"a device in {self.mode} mode has replicas {self.replicas}")
+
     @property
     def holds_parts(self) -> bool:
         """Whether limits of parts of it hold, without a pod's demand for something else."""
-        return self.isolation is Isolation.SHARED and (
-            self.offer.holding(NO_DEMAND, mode="", capped=True) is not None
+        return (
+            self.isolation is Isolation.SHARED
+            and self.replicas is None
+            and (self.offer.holding(NO_DEMAND, mode="", capped=True) is not None)
         )
 
     @property
@@ -330,8 +345,9 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
 
     A percentage has precedence over an amount: it counts whole units of the device's memory (or
     whole MiB, where the dialect requires it), rounded down, as billionths are to whole MiB. Bytes
-    are rounded up. Without a request it is all of the memory.
+    are rounded up. Without a request it is all of the memory; of a device with replicas, one.
     """
+    request = request_on(request, device)
     unit = 1 if request.percent_of_mib else device.unit_mib
     everything = device.memory_mib // device.unit_mib * device.unit_mib
     if request.whole:
@@ -349,6 +365,13 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
 
 def required_cores_percent(request: GpuRequest) -> int:
     return 100 if request.whole else request.cores_percent
+
+
+def request_on(request: GpuRequest, device: Device) -> GpuRequest:
+    """Return what `request` takes of a device: of one with replicas, a replica instead of all."""
+    if device.replicas is None:
+        return request
+    return device.replicas.request_of(request, device.memory_mib)
 
 
 def isolation_allows(
@@ -371,6 +394,8 @@ def holding_of(
     demand = request.held_by
     if demand.memory == "mig":
         return INSTANCE if device.mode is DeviceMode.MIG else None
+    if device.replicas is not None:
+        return device.replicas.holding(device.offer, mode) if demand == NO_DEMAND else None
     if request.whole:
         return WHOLE
     return device.offer.holding(
@@ -405,6 +430,11 @@ def device_refusal(
     The checks are in Volcano's order, so that its users find the reason that they expect. `use` is
     by other pods, `own` by earlier containers of the same pod.
     """
+    if device.replicas is not None and device.healthy:
+        refusal = device.replicas.refusal(request)
+        if refusal is not None:
+            return refusal
+        request = request_on(request, device)
     return _device_reason(request, device, use) or _with_leftovers(
         _slots_reason(request, device, use, own)
         or _group_reason(use, anti_affinity_groups)
@@ -424,9 +454,10 @@ def _with_leftovers(refusal: Denial | None, device: Device) -> Denial | None:
 def _device_reason(request: GpuRequest, device: Device, use: DeviceUse) -> Denial | None:
     if not device.healthy:
         return Denial("GpuUnhealthy", device.health_text)
-    if device.mode is not DeviceMode.HAMI_CORE:
+    wants_replica = request.replica_only and device.replicas is None
+    if device.mode is DeviceMode.MIG or wants_replica:
         text = f"it is in {device.mode} mode, and the pod cannot use an instance"
-        return Denial("GpuModeMismatch", text)
+        return Denial("GpuModeMismatch", "it is not offered as replicas" if wants_replica else text)
     if isolation_allows(request, device, use.mode):
         return None
     part = request.sharing is not SharingPolicy.EXCLUSIVE
@@ -461,6 +492,8 @@ def _slots_reason(
     if not request.slotted or use.shares + own.shares < slots:
         return None
     of_them = f", {own.shares} of them by earlier containers" if own.shares else ""
+    if device.replicas is not None:
+        return Denial("GpuReplicasTaken", f"all {slots} of its replicas are taken{of_them}")
     return Denial("GpuSlotsTaken", f"all {slots} of its shares are taken{of_them}")
 
 

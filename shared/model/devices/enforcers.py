@@ -10,7 +10,9 @@ MemoryEnforcer = Literal["exclusive", "mig", "driver", "mps", "hami-core", "none
 """What keeps a share to its memory: `none` where nothing does."""
 ComputeEnforcer = Literal["exclusive", "mig", "mps", "time", "hami-core", "none"]
 """What keeps a share to its percent of the cores: `none` where nothing does."""
-SharingMode = Literal["exclusive", "mig", "driver", "mps", "time", "hami-core", "none"]
+SharingMode = Literal[
+    "exclusive", "mig", "driver", "mps", "time", "hami-core", "none", "time-slicing", "mps-replicas"
+]
 """How a device is shared while leases are on it. Processes under different compute enforcers would
 take each other's turns, so all leases of a device have one mode; it changes when the last ends."""
 Enforcer = MemoryEnforcer | ComputeEnforcer

@@ -82,8 +82,11 @@ def allocated_name(share: Share) -> str:
 def claimable(device: Device) -> dict[str, MigProfile | None]:
     """Return what claims can be allocated of a device, by name.
 
-    It is the device (None), or in MIG mode each profile of its layouts, the smallest first.
+    It is the device (None), or in MIG mode each profile of its layouts, the smallest first. Nothing
+    is of a device that is offered as replicas.
     """
+    if device.replicas is not None:
+        return {}
     if device.mode is not DeviceMode.MIG:
         return {device_name(device.uuid): None}
     profiles = (profile for layout in device.layouts for profile in layout.profiles)

@@ -148,6 +148,11 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     records_requested_units: bool = False
     """The lease must carry `Share.requested_units`."""
     strict: bool = False
+    number_of: KeyText = ""
+    """The resource of which it requests a number and nothing else, for whole devices; or empty. A
+    replica that is offered by that name serves as well."""
+    replica_only: bool = False
+    """That resource is of replicas only: no whole device serves."""
     limited: bool = True
     """Its limits must be held, unless it is a whole device (not in gpushare)."""
     held_by: HeldBy = NO_DEMAND

@@ -20,6 +20,7 @@ from shared.model.devices.enforcers import (
     Offer,
     SharingMode,
 )
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import MigPlacement, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
@@ -142,6 +143,8 @@ class DeviceView(View, frozen=True, kw_only=True):
     """Of its leases; empty if there are none."""
     offer: Offer = NOTHING_OFFERED
     missing: tuple[MissingEnforcer, ...] = ()
+    replicas: Replicas | None = None
+    """As which it is offered; null: by amounts, or by MIG instances."""
     layout: str
     instances: str
     """Of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""

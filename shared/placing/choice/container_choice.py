@@ -1,4 +1,4 @@
-"""The choice of devices on one node for a container: shares, or MIG instances; pure."""
+"""The choice of devices on one node for a container: shares, MIG instances, or replicas; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,9 +245,40 @@ def choose_mig_instances(
     return _best_together(container, request, chosen)
 
 
+def choose_replicas(
+    container: GpuRequest,
+    request: PodRequest,
+    devices: Sequence[MirroredDevice],
+    pod_uses: PodDeviceUses,
+) -> list[DevicePick] | None:
+    """Choose a replica of each of as many devices as the container requests."""
+    chosen = list[DevicePick]()
+    devices = _candidates(request, devices, pod_uses)
+    enough = _enough(container, request, devices)
+    for device in ordered_devices(request, devices, pod_uses):
+        replicas = device.replicas
+        if (
+            replicas is None
+            or not device.free_replicas
+            or replicas.refusal(container) is not None
+            or not device.anti_affinity_groups.isdisjoint(request.anti_affinity_groups)
+        ):
+            continue
+        replica = replicas.request_of(container, device.total_mib)
+        memory_mib = replicas.memory_mib(device.total_mib)
+        if isolation_allows(replica, device.device, device.mode) and _fits_beside(
+            replica, device, memory_mib, pod_uses
+        ):
+            chosen.append((replica, device, memory_mib, None))
+            if len(chosen) == enough:
+                break
+    return _best_together(container, request, chosen)
+
+
 CONTAINER_CHOOSERS = {
     DeviceMode.HAMI_CORE: choose_shared_devices,
     DeviceMode.MIG: choose_mig_instances,
+    DeviceMode.REPLICAS: choose_replicas,
 }
 
 
@@ -326,6 +357,8 @@ def required_units(container: GpuRequest) -> int:
 def share_mib(container: GpuRequest, device: MirroredDevice) -> int:
     """Return the MiB of a share on the mirror: `required_memory_mib` of the model."""
     units = container.memory_units
+    if device.replicas is not None:
+        return device.replicas.memory_mib(device.total_mib)
     if units is None or container.memory_percent is not None or container.memory_bytes is not None:
         return required_memory_mib(container, device.device)
     return device.whole_units_mib if container.whole else units * device.unit_mib

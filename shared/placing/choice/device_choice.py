@@ -1,7 +1,7 @@
 """The choice of devices on one node for a pod, container by container; pure.
 
-All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG instances. Where both
-are allowed, `PodRequest.prefer_mig` decides which are tried first.
+All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG instances, or replicas.
+Where shares and instances are allowed, `PodRequest.prefer_mig` decides which are tried first.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -126,7 +126,7 @@ def _choose_in_modes(
     request: PodRequest, node: MirroredNode, devices: Sequence[MirroredDevice]
 ) -> list[DevicePick] | None:
     modes = allowed_modes(request)
-    if not node.has_mig and DeviceMode.HAMI_CORE in modes:
+    if not node.has_divided and DeviceMode.HAMI_CORE in modes:
         return _choose(request, devices, choose_shared_devices)
     for mode in modes:
         picks = _choose(request, devices_in_mode(devices, mode), CONTAINER_CHOOSERS[mode])
@@ -241,7 +241,7 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if (
-            node.has_mig
+            node.has_divided
             or node.isolation_restricted
             or node.aligns_numa
             or (by_links and node.has_topology)
@@ -313,10 +313,16 @@ _SHARES_ONLY = (DeviceMode.HAMI_CORE,)
 _INSTANCES_ONLY = (DeviceMode.MIG,)
 _SHARES_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.MIG)
 _INSTANCES_FIRST = (DeviceMode.MIG, DeviceMode.HAMI_CORE)
+_REPLICAS_ONLY = (DeviceMode.REPLICAS,)
+_WHOLE_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.REPLICAS)
 
 
 def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
     """Return the modes of devices that the pod accepts, in the order in which they are tried."""
+    if any(container.replica_only for container in request.containers):
+        return _REPLICAS_ONLY
+    if allows_replicas(request):
+        return _WHOLE_FIRST
     if not allows_instances(request):
         return _SHARES_ONLY
     demands = {container.held_by.memory for container in request.containers}
@@ -337,9 +343,16 @@ def allows_instances(request: PodRequest) -> bool:
     )
 
 
+def allows_replicas(request: PodRequest) -> bool:
+    """Return whether a replica serves every container, instead of a whole device or alone."""
+    return bool(request.containers) and all(
+        container.number_of and not container.strict and container.held_by == NO_DEMAND
+        for container in request.containers
+    )
+
+
 def devices_in_mode(devices: Sequence[MirroredDevice], mode: DeviceMode) -> list[MirroredDevice]:
-    mig = mode is DeviceMode.MIG
-    return [device for device in devices if device.in_mig_mode is mig]
+    return [device for device in devices if device.device.mode is mode]
 
 
 def _choose(

@@ -18,6 +18,7 @@ from shared.placing.choice.container_choice import (
 from shared.placing.choice.device_choice import (
     allowed_modes,
     allows_instances,
+    allows_replicas,
     cpus_refusal,
     device_excluded,
     devices_in_mode,
@@ -32,6 +33,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "NoGpus": "node(s) had no GPU",
     "NotEnoughGpus": "node(s) had fewer GPUs than the pod requests",
     "GpuModeMismatch": "node(s) had GPUs in another mode",
+    "GpuReplicasOnly": "node(s) offered GPUs as replicas, which have no amounts",
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
     "GpuExcluded": "node(s) had cordoned GPUs",
@@ -43,6 +45,8 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuEnforcerMissing": "node(s) had no GPU with the enforcer that the pod demands",
     "GpuSharingMode": "node(s) had GPUs that are shared in another mode",
     "GpuSlotsTaken": "node(s) had the maximum number of shares on each GPU",
+    "GpuReplicasTaken": "node(s) had no free replica of a GPU",
+    "GpuReplicasTogether": "node(s) gave a container one replica of a GPU at most",
     "GpuGroupSpread": "node(s) had GPUs with a pod of the same group",
     "NoGpuInstances": "node(s) had GPUs in MIG mode without a known layout",
     "GpuInstanceTooSmall": "node(s) had GPUs whose MIG instances are too small",
@@ -108,7 +112,7 @@ def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDev
     request = with_numa_scope(request, node)
     refusals = _exclusions(request, node)
     allowed = [device for device in node.devices if device not in refusals]
-    for mode in DeviceMode if node.has_mig else (DeviceMode.HAMI_CORE,):
+    for mode in DeviceMode if node.has_divided else (DeviceMode.HAMI_CORE,):
         in_mode = devices_in_mode(allowed, mode)
         for devices in [(d,) for d in in_mode] if request.same_device else [in_mode]:
             refusals |= _refusals_together(request, devices, mode)
@@ -171,6 +175,8 @@ def _refusal(
         return Denial("GpuPlaceUnknown", text)
     if device.in_mig_mode and allows_instances(request):
         return _instance_refusal(container, request, device, pod_uses)
+    if device.replicas is not None and not allows_replicas(request):
+        container = next((c for c in request.containers if not c.number_of), container)
     pod_use = pod_uses.get(device, NO_POD_USE)
     return device_refusal(
         container,

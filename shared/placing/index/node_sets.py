@@ -53,7 +53,7 @@ def is_plain(node: MirroredNode) -> int:
     """Return 1 if free memory, cores and slots decide about the node's devices, else 0."""
     return int(
         not (
-            node.has_mig
+            node.has_divided
             or node.isolation_restricted
             or node.aligns_numa
             or node.facts.excluded_devices
@@ -66,7 +66,7 @@ def largest_free_mib(node: MirroredNode) -> int:
     free = [
         device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
         for device in node.devices
-        if device.healthy
+        if device.healthy and device.replicas is None
     ]
     return max(free) if free else 0
 
@@ -117,6 +117,7 @@ def hardware_of(node: MirroredNode, *, uuids: bool, locations: bool) -> Hashable
                 device.device.model,
                 device.device.mode,
                 device.device.layouts,
+                device.device.replicas,
                 device.device.isolation,
                 device.uuid if uuids else "",
                 (device.device.numa, device.device.pcie) if locations else None,

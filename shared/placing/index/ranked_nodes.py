@@ -34,10 +34,12 @@ UNITS = "units"
 MIBS = "mib"
 PERCENT = "percent"
 WHOLE = "whole"
+REPLICAS = "replicas"
 NONE = "none"
 FREEST = "freest"
-"""The unit of the headroom: that of the request. WHOLE: 1 if all units are free, else 0. Where no
-device is requested, NONE: the number of devices; FREEST: the units that the freest one has free."""
+"""The unit of the headroom: that of the request. WHOLE: 1 if all units are free, else 0; REPLICAS:
+how many are free. Where no device is requested, NONE: the number of devices; FREEST: the units that
+the freest one has free."""
 
 
 class RequestKind(NamedTuple):
@@ -76,6 +78,8 @@ def request_kind(
             measure = WHOLE
             need = 1
         return RequestKind(measure, lead.gpus, 0, False, False, packs, instances=True), need
+    if mode is DeviceMode.REPLICAS:
+        return RequestKind(REPLICAS, lead.gpus, 0, False, False, packs), 1
     if request.same_device and measure == UNITS:
         need = peak(((c.memory_units or 0, c.init) for c in containers), 0)
     idle = lead.sharing in IDLE_BEFORE
@@ -201,7 +205,9 @@ class Ranking:
         cores = self.cores
         idle = self.idle
         slotted = self.slotted
-        if self.instances:
+        if self.measure == REPLICAS:
+            amounts = [device.free_replicas for device in node.devices if device.free_replicas]
+        elif self.instances:
             amounts = [free(device) for device in node.devices if device.free_instance_mib]
         else:
             amounts = [

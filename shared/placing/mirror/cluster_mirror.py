@@ -74,7 +74,8 @@ class ClusterMirror:
         self.applied_changes = 0
         self.soft_taint_nodes = 0
         self.restricted_nodes = 0
-        self.mig_nodes = 0
+        self.divided_nodes = 0
+        """Nodes with devices that are divided into MIG instances or replicas."""
         self.claimed: dict[DeviceUuid, MirroredDevice] = {}
         """Devices that leases may use up to the time until which they are claimed."""
         self._devices: dict[DeviceUuid, MirroredDevice] = {}
@@ -265,7 +266,7 @@ class ClusterMirror:
     def _count_facts(self, node: MirroredNode, sign: int) -> None:
         self.soft_taint_nodes += sign * node.has_soft_taint
         self.restricted_nodes += sign * (not node.accepts_any_pod)
-        self.mig_nodes += sign * node.has_mig
+        self.divided_nodes += sign * node.has_divided
 
     def _remove_devices(self, devices: Iterable[MirroredDevice]) -> None:
         for device in devices:

@@ -17,6 +17,7 @@ from shared.model.devices.device import (
 )
 from shared.model.devices.enforcers import NO_DEMAND, SharingMode
 from shared.model.devices.node import NodeFacts
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import Lease, Share, bookings
 from shared.model.leases.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
@@ -135,6 +136,7 @@ class MirroredDevice:
         "exclusive",
         "free_cores",
         "free_instance_mib",
+        "free_replicas",
         "free_slot_cores",
         "free_units",
         "healthy",
@@ -147,6 +149,7 @@ class MirroredDevice:
         "ledger_use",
         "mode",
         "node",
+        "replicas",
         "shares",
         "slots",
         "taken_positions",
@@ -184,6 +187,7 @@ class MirroredDevice:
         self.slots = device.slots
         self.whole_units_mib = device.memory_mib // device.unit_mib * device.unit_mib
         self.in_mig_mode = device.mode is DeviceMode.MIG
+        self.replicas = device.replicas
         self.layout_shapes: LayoutShapes = layout_shapes(device.layouts) if self.in_mig_mode else {}
         self.largest_instance_mib = largest_instance_mib(self.layout_shapes)
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
@@ -192,6 +196,8 @@ class MirroredDevice:
         """The device's isolation, or its mode, does not accept every share."""
         self.free_instance_mib = 0
         """MiB of the largest free MIG instance; 0: none is free."""
+        self.free_replicas = 0
+        """Of a device that is offered as replicas; of others 0."""
         self.update_constraints()
         self.add_use(0, 0, 0)
 
@@ -249,7 +255,8 @@ class MirroredDevice:
             if use.constraints is not None:
                 self._add_constraints(use.constraints)
         self.accepts_shares = (
-            not (self.in_mig_mode or self.layout or self.exclusive) and self.healthy
+            not (self.in_mig_mode or self.replicas or self.layout or self.exclusive)
+            and self.healthy
         )
         """Shares that HAMi-core enforces are not excluded by mode, exclusive use or health."""
 
@@ -295,6 +302,20 @@ class MirroredDevice:
         """The same for a share that takes a slot."""
         if self.in_mig_mode:
             self.free_instance_mib = self._largest_free_instance(free_mib)
+        if self.replicas is not None:
+            self.free_replicas = self._count_free_replicas(self.replicas, free_mib)
+
+    def _count_free_replicas(self, replicas: Replicas, free_mib: int) -> int:
+        """Return 0 also where leases from before hold parts of another kind."""
+        if not self.healthy or self.exclusive or self.layout:
+            return 0
+        if self.mode not in ("", replicas.mode):
+            return 0
+        by_memory = free_mib // max(replicas.memory_mib(self.total_mib), 1)
+        free = min(self.slots - self.shares, by_memory)
+        if replicas.cores_percent:
+            free = min(free, (100 - self.used_cores) // replicas.cores_percent)
+        return max(0, free)
 
     def _largest_free_instance(self, free_mib: int) -> int:
         """Return 0 also where shares from before MIG mode prevent partitioning."""
@@ -347,7 +368,7 @@ class MirroredNode:
         "devices",
         "facts",
         "free_resources",
-        "has_mig",
+        "has_divided",
         "has_soft_taint",
         "has_topology",
         "isolation_restricted",
@@ -391,7 +412,10 @@ class MirroredNode:
 
     def put_devices(self, devices: Iterable[MirroredDevice]) -> None:
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
-        self.has_mig = any(device.in_mig_mode for device in self.devices)
+        self.has_divided = any(
+            device.in_mig_mode or device.replicas is not None for device in self.devices
+        )
+        """Some devices are divided into MIG instances or replicas."""
         self.restrict_isolation()
         self.shareable_devices = tuple(
             device

@@ -468,6 +468,15 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "GpuExcluded": "uncordon a GPU of node {node} (`leasehold gpus` shows why it is cordoned)",
     "GpuUnhealthy": _for_health,
     "GpuSlotsTaken": "raise --device-split-count of the agent of node {node}",
+    "GpuReplicasTaken": "have more replicas in the configuration of node {node}, or more nodes",
+    "GpuReplicasOnly": (
+        "request a number of GPUs and no amounts (docs/devices.md#replicas), or use a node whose "
+        "GPUs are not offered as replicas"
+    ),
+    "GpuReplicasTogether": (
+        "request one replica in a container, or set failRequestsGreaterThanOne of the "
+        "configuration of node {node} to false"
+    ),
     "NoGpuInstances": "configure MIG layouts for this GPU model in the agent of node {node}",
     "GpuPlaceUnknown": "check why the agent of node {node} does not know where its GPUs are",
     "GpuModeMismatch": "add a GPU in the mode that the pod requires",

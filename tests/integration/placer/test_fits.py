@@ -6,6 +6,7 @@ only its own records.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,9 +18,11 @@ from shared.dialects.dialect import ContainerSetup
 from shared.model.denial import Denial
 from shared.model.devices.device import (
     Device,
+    DeviceMode,
     DeviceUse,
     Isolation,
     device_refusal,
+    request_on,
     required_cores_percent,
     required_memory_mib,
 )
@@ -30,6 +33,7 @@ from shared.model.devices.enforcers import (
     HeldBy,
     Offer,
 )
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
@@ -42,6 +46,8 @@ from tests.support.placer.ledger import NOW, device, facts, ledger, report, rese
 from tests.support.servers.valkey import ValkeyServer
 
 BEFORE_RESERVING = {
+    "GpuReplicasOnly",
+    "GpuReplicasTogether",
     "GpuEnforcerMissing",
     "GpuIsolationStrict",
     "GpuNotShared",
@@ -72,6 +78,20 @@ cards = st.builds(
     isolation=st.sampled_from(6 * [Isolation.SHARED] + list(Isolation)),
     offer=st.sampled_from(OFFERS),
 )
+divisions = st.builds(
+    Replicas,
+    number=st.sampled_from([2, 3, 7]),
+    strategy=st.sampled_from(["time-slicing", "mps"]),
+    resource=st.just("gpu"),
+    one_per_container=st.booleans(),
+)
+divided_cards = st.builds(
+    lambda card, replicas: replace(
+        card, mode=DeviceMode.REPLICAS, replicas=replicas, slots=replicas.number
+    ),
+    cards,
+    divisions,
+)
 pods = st.builds(
     lambda group, **fields: request(
         gpu("main", 1, **fields),
@@ -91,13 +111,24 @@ pods = st.builds(
     limited=st.booleans(),
     held_by=st.sampled_from(DEMANDS),
 )
+numbers = st.builds(
+    lambda group, **fields: request(
+        gpu("main", 1, whole=True, **fields),
+        triggers=(),
+        resources={"cpu": 100, "pods": 1},
+        anti_affinity_groups=(group,) if group else (),
+    ),
+    st.sampled_from(["", "", "", "red"]),
+    number_of=st.sampled_from(["gpu", "gpu", "gpu", "gpu.shared"]),
+    strict=st.integers(0, 9).map(lambda one: one == 1),
+)
 
 
 def test_text_index_ledger_and_guard_agree_whether_a_share_fits(server: ValkeyServer) -> None:
     asyncio.run(server.ready())
 
     @settings(max_examples=tries(150), deadline=None)
-    @given(cards, st.lists(pods, min_size=3, max_size=8))
+    @given(cards | divided_cards, st.lists(pods | numbers, min_size=3, max_size=8))
     def agree(card: Device, wanted: list[PodRequest]) -> None:
         asyncio.run(compare(server.url, card, wanted))
 
@@ -112,7 +143,8 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
         for number, pod in enumerate(wanted):
             [container] = pod.containers
             use = (await uses(leases))[card.uuid]
-            share = share_of(container, card, required_memory_mib(container, card), mode=use.mode)
+            taken = request_on(container, card)
+            share = share_of(taken, card, required_memory_mib(container, card), mode=use.mode)
             tried = reservation(f"p{number}", share, tag="".join(pod.anti_affinity_groups))
             lease = Lease(
                 pod=PodUid(f"p{number}"),
@@ -165,5 +197,5 @@ def is_guarded(lease: Lease, held: Sequence[Lease], card: Device) -> bool:
 def is_exceeded(container: GpuRequest, card: Device, use: DeviceUse) -> bool:
     """Whether the device would be given out more than once, whatever else a pod may want."""
     memory_mib = use.memory_mib + required_memory_mib(container, card)
-    cores_percent = use.cores_percent + required_cores_percent(container)
+    cores_percent = use.cores_percent + required_cores_percent(request_on(container, card))
     return memory_mib > card.memory_mib or cores_percent > 100 or use.exclusive

@@ -16,8 +16,10 @@ from shared.model.devices.device import (
     DeviceUse,
     device_refusal,
     numa_cpus_name,
+    request_on,
     required_memory_mib,
 )
+from shared.model.devices.enforcers import NO_DEMAND
 from shared.model.leases.lease import MigPlacement, Share
 from shared.model.leases.ledger import LedgerNode
 from shared.model.quantity import peak
@@ -53,8 +55,7 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
     one_numa = several and any(device.one_numa for device, _ in node.devices)
     if one_numa and request.topology_scope is TopologyScope.NODE:
         request = structs.replace(request, topology_scope=TopologyScope.NUMA)
-    modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
-    for mode in reversed(modes) if request.prefer_mig else modes:
+    for mode in _modes(request):
         for devices in _device_groups(request, node, mode):
             shares = _fit_containers(request.containers, request, devices)
             if shares is None and mode is DeviceMode.MIG:
@@ -65,6 +66,17 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
                 names = [container.container for container in request.containers]
                 return tuple(sorted(shares, key=lambda share: names.index(share.container)))
     return None
+
+
+def _modes(request: PodRequest) -> list[DeviceMode]:
+    """Return the modes of devices in the order of trying: whole devices come before replicas."""
+    if all(
+        container.number_of and not container.strict and container.held_by == NO_DEMAND
+        for container in request.containers
+    ):
+        return [DeviceMode.HAMI_CORE, DeviceMode.REPLICAS]
+    modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
+    return modes[::-1] if request.prefer_mig else modes
 
 
 def _has_cpus(node: LedgerNode, device: Device, amounts: Iterable[int]) -> bool:
@@ -148,6 +160,7 @@ def _fit_share(
     container: GpuRequest, request: PodRequest, device: Device, use: DeviceUse, given: Given
 ) -> Share | None:
     memory_mib = required_memory_mib(container, device)
+    taken = request_on(container, device)
     refusal = device_refusal(
         container,
         device,
@@ -156,7 +169,7 @@ def _fit_share(
         memory_mib=memory_mib,
         anti_affinity_groups=request.anti_affinity_groups,
     )
-    return share_of(container, device, memory_mib) if refusal is None else None
+    return share_of(taken, device, memory_mib) if refusal is None else None
 
 
 def _fit_instance(

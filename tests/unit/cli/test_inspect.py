@@ -17,9 +17,10 @@ from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_document, print_text
 from shared.model.bounds import printable_lines
-from shared.model.devices.device import DeviceUse, Hardware, XidEvent
+from shared.model.devices.device import DeviceMode, DeviceUse, Hardware, XidEvent
 from shared.model.devices.enforcers import MissingEnforcer
 from shared.model.devices.node import CORDON_PREFIX
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import WaitingSize
 from shared.model.leases.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
@@ -94,6 +95,29 @@ def test_an_idle_device_in_mig_mode_is_shown_as_idle() -> None:
     text = drawn(render.gpus(cluster_of(idle).gpus(), 160), 160)
 
     assert "MIG: idle, 1 possible layouts" in text
+
+
+def test_replicas_are_shown_with_what_is_held_of_them() -> None:
+    ((device, used),) = NODE.node.devices
+    replicas = Replicas(number=4, strategy="time-slicing", resource="nvidia.com/gpu")
+    divided = replace(device, mode=DeviceMode.REPLICAS, replicas=replicas, slots=4)
+    (part,) = LEASE.shares
+    turn = structs.replace(
+        part, memory_mib=3_750, memory="none", compute="none", mode="time-slicing"
+    )
+    node = replace(
+        NODE,
+        node=replace(NODE.node, devices=((divided, used),)),
+        leases=(structs.replace(LEASE, shares=(turn,)),),
+    )
+
+    text = drawn(render.gpus(cluster_of(node).gpus(), 160), 160)
+    lines = "\n".join(
+        explained(replace(POD, node="node-0", phase="Running"), cluster_of(node)).lines
+    )
+
+    assert "offered as 4 replicas by time-slicing, as nvidia.com/gpu: memory and cores of" in text
+    assert "memory not held, cores not held" in lines
 
 
 def test_gpus_shows_what_sensors_read_if_there_is_room() -> None:

@@ -43,7 +43,9 @@ def migrated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Migrated:
     return migrate
 
 
-def test_each_configuration_shows_what_nodes_offer_and_what_to_write(migrated: Migrated) -> None:
+def test_words_22_each_configuration_shows_what_nodes_offer_and_what_to_write(
+    migrated: Migrated,
+) -> None:
     code, out, _ = migrated(CONFIG_MAP)
 
     slices, servers, instances = (out.partition(f"{name}\n")[2] for name in (
@@ -56,10 +58,10 @@ def test_each_configuration_shows_what_nodes_offer_and_what_to_write(migrated: M
     assert "offers      nvidia.com/gpu.shared" in servers
     assert "write       nvidia.com/gpucores: 10" in servers
     assert "nvidia.com/mig-1g.5gb: did you mean nvidia.com/gpu: 1 and" in instances
-    assert "Leasehold has no nodes with replicas yet" in out
+    assert "Nodes of Leasehold offer the same replicas, with the same labels" in out
 
 
-def test_a_wrong_configuration_is_reported_beside_the_others(migrated: Migrated) -> None:
+def test_words_22_a_wrong_configuration_is_reported_beside_the_others(migrated: Migrated) -> None:
     text = f"{CONFIG_MAP}  wrong: 'version: v2'\n  broken: '['\n"
 
     code, out, _ = migrated(text, "-o", "json")

@@ -82,6 +82,17 @@ def test_a_deployments_request_binding_and_container_are_shown(explained: Explai
     assert "at /etc/ld.so.preload, read-only" in out
 
 
+def test_a_replica_is_shown_as_a_node_with_replicas_would_give_it(explained: Explained) -> None:
+    code, out, _ = explained(pod("nvidia.com/gpu.shared: 1"), "--gpu", "T4")
+    _, plain, _ = explained(pod("nvidia.com/gpu: 1"), "--gpu", "T4")
+
+    assert code == 0
+    assert "cuda: 1 replica of a node's GPUs" in out
+    assert "8 idle Tesla T4 of 15360 MiB, as 4 replicas each by time-slicing" in out
+    assert "3840 MiB" in out
+    assert "1 GPU, whole and not shared, or a replica of each where a node offers these" in plain
+
+
 def test_the_json_form_has_plain_numbers(explained: Explained) -> None:
     _, out, _ = explained(DEPLOYMENT, "--json")
 

@@ -1,31 +1,45 @@
 """The configuration of NVIDIA's device plugin: what it stands for, and what is wrong with it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
+from services.node_agent.views.advertisement import advertisement_of
+from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.nvidia.plugin_config import (
     NodeSharing,
+    config_for,
     named_configs,
     parse_sharing,
+    replicas_of,
 )
 from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.devices.device import required_memory_mib
+from shared.model.devices.device import DeviceMode, required_memory_mib
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import RequestError
-from shared.model.names import Namespace
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.requests.request import PodRequest
 from tests.support.build import device
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.5gb"
+MEMORY = "nvidia.com/gpumem"
 
 
 def written(method: str = "timeSlicing", *, replicas: Any = 10, **fields: Any) -> dict[str, Any]:
     of_resource = {key: fields.pop(key) for key in ("name", "rename", "devices") if key in fields}
     resource = {"name": GPU, "replicas": replicas} | of_resource
     return {"version": "v1", "sharing": {method: {"resources": [resource], **fields}}}
+
+
+def requested(limits: dict[str, int]) -> PodRequest:
+    container = ContainerManifest(name="main", limits=limits)
+    pod = PodManifest(namespace=Namespace("ns"), containers=(container,))
+    return parse_pod_request(pod, Rules())
 
 
 def parsed(document: object) -> NodeSharing:
@@ -137,8 +151,8 @@ def test_instances_are_shared_by_time_slicing() -> None:
         ),
         (written(name=None), "resources[0].name must be nvidia.com/gpu or nvidia.com/mig-..."),
         (written(name="amd.com/gpu"), "got 'amd.com/gpu'"),
-        (written(replicas=None), "replicas must be a whole number from 2 to 100000, got None"),
-        (written(replicas=1), "replicas must be a whole number from 2 to 100000, got 1"),
+        (written(replicas=None), "replicas must be a whole number from 2 to 4096, got None"),
+        (written(replicas=1), "replicas must be a whole number from 2 to 4096, got 1"),
         (written(replicas=0), "got 0"),
         (written(replicas=-2), "got -2"),
         (written(replicas="4"), "got '4'"),
@@ -198,26 +212,92 @@ def test_the_part_to_write_is_no_more_than_a_replica_has_and_all_replicas_fit(me
 
 
 @pytest.mark.parametrize(
-    ("selector", "instead"),
+    "selector",
     [
-        ({STRATEGY: "mps"}, "by nvidia.com/gpumem-percentage"),
-        ({PRODUCT: "Tesla-T4-SHARED"}, "by nvidia.com/gpumem-percentage"),
-        ({REPLICAS: "4"}, "by nvidia.com/gpumem-percentage: 25"),
-        ({"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}, "gpumem-percentage"),
-        ({"cloud.google.com/gke-max-shared-clients-per-gpu": "3"}, "gpumem-percentage: 33"),
-        ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, "nvidia.com/vgpu-mode: mig"),
+        {STRATEGY: "mps"},
+        {PRODUCT: "Tesla-T4-SHARED"},
+        {REPLICAS: "4"},
+        {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"},
+        {"cloud.google.com/gke-max-shared-clients-per-gpu": "3"},
     ],
 )
-def test_a_selector_of_shared_gpus_is_named_with_what_to_request(
-    selector: dict[str, str], instead: str
+def test_a_selector_of_replicas_is_named_for_a_pod_with_amounts_only(
+    selector: dict[str, str],
 ) -> None:
-    [text] = find_sharing_selectors(selector | {"zone": "a"})
+    [text] = find_sharing_selectors(selector | {"zone": "a"}, requested({GPU: 1, MEMORY: 1000}))
 
     assert text.startswith(f"nodeSelector {next(iter(selector))}: ")
-    assert text.endswith(instead)
+    assert text.endswith("or request nvidia.com/gpu alone")
+    assert list(find_sharing_selectors(selector, requested({GPU: 1}))) == []
+
+
+def test_a_selector_of_partitions_is_named_with_what_to_request() -> None:
+    selector = {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}
+
+    [text] = find_sharing_selectors(selector, requested({GPU: 1}))
+
+    assert text.endswith("nvidia.com/vgpu-mode: mig")
 
 
 def test_selectors_of_whole_gpus_are_left_alone() -> None:
     selector = {STRATEGY: "none", REPLICAS: "1", PRODUCT: "Tesla-T4"}
 
-    assert list(find_sharing_selectors(selector)) == []
+    assert list(find_sharing_selectors(selector, requested({GPU: 1, MEMORY: 1000}))) == []
+
+
+def test_the_nodes_label_chooses_its_configuration() -> None:
+    configs = {"slices": "a", "servers": "b", "default": "c"}
+
+    assert config_for(configs, "servers") == "b"
+    assert config_for(configs, None) == "c"
+    assert config_for({"slices": "a"}, None) == "a", "the only one"
+    assert config_for({"slices": "a", "servers": "b"}, None) is None
+    assert config_for({}, None) is None
+    with pytest.raises(RequestError, match=r"device-plugin\.config of the node is 'none'.*slices"):
+        config_for({"slices": "a"}, "none")
+
+
+def test_a_configuration_becomes_the_replicas_of_a_node() -> None:
+    assert replicas_of(parsed(written("mps", renameByDefault=True))) == Replicas(
+        number=10, strategy="mps", resource=f"{GPU}.shared", one_per_container=True
+    )
+    assert replicas_of(parsed(written(replicas=4))) == Replicas(
+        number=4, strategy="time-slicing", resource=GPU
+    )
+    assert replicas_of(parsed({"version": "v1"})) is None
+    with pytest.raises(RequestError, match="instances of MIG"):
+        replicas_of(parsed(written(name=MIG, replicas=2)))
+
+
+@pytest.mark.parametrize("strategy", ["time-slicing", "mps"])
+@pytest.mark.parametrize("renamed", [False, True])
+def test_words_26_the_labels_of_a_node_are_those_of_its_replicas(
+    strategy: Any, renamed: bool
+) -> None:
+    resource = f"{GPU}.shared" if renamed else GPU
+    replicas = Replicas(number=4, strategy=strategy, resource=resource)
+    card = device(
+        model="NVIDIA A100-SXM4-40GB", mode=DeviceMode.REPLICAS, replicas=replicas, slots=4
+    )
+    shown = advertisement_of(
+        DIALECTS.values(), [card, replace(card, uuid=DeviceUuid("GPU-b"), index=1)], "auto"
+    )
+
+    assert shown.own_labels == {
+        STRATEGY: strategy,
+        REPLICAS: "4",
+        "cloud.google.com/gke-gpu-sharing-strategy": (
+            "time-sharing" if strategy == "time-slicing" else "mps"
+        ),
+        "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
+        **({} if renamed else {PRODUCT: "NVIDIA-A100-SXM4-40GB-SHARED"}),
+    }
+    assert {name: len(ids) for name, ids in shown.served.items() if ids} == {resource: 8}
+    assert not any(shown.node_status.values()), "no amounts"
+
+
+def test_a_node_without_replicas_has_no_such_label() -> None:
+    shown = advertisement_of(DIALECTS.values(), [device()], "auto")
+
+    assert shown.own_labels == {}
+    assert f"{GPU}.shared" not in shown.served

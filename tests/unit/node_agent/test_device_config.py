@@ -20,6 +20,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import parse_device_config
 from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableError
+from shared.kubernetes.types import ObjectMeta
 from shared.model.devices.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -213,7 +214,7 @@ async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
     after = await config.load()
 
     assert (before.split_count, after.split_count) == (3, 6)
-    assert reads == 3
+    assert reads == 4
 
 
 async def test_without_the_api_server_the_previous_configuration_applies(tmp_path: Path) -> None:
@@ -235,9 +236,12 @@ async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal
     node = tmp_path / "config.json"
     device.write_text(text(deviceSplitCount=5))
     node.write_text(json.dumps(OF_NODES))
+    plugin = tmp_path / "plugin.yaml"
+    plugin.write_text("version: v1")
     maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
 
-    from_files = configuring(tmp_path, maps, FakeClock(), device_config=device, node_config=node)
+    files = {"device_config": device, "node_config": node, "plugin_config": plugin}
+    from_files = configuring(tmp_path, maps, FakeClock(), **files)
     missing = configuring(tmp_path, maps, FakeClock(), device_config=tmp_path / "none")
 
     assert (await from_files.load()).split_count == 4
@@ -292,3 +296,99 @@ async def test_an_invalid_config_map_leaves_the_last_valid_one_in_force_also_aft
 def shown_errors() -> float | None:
     labels = {"config": "volcano-vgpu-device-config"}
     return REGISTRY.get_sample_value("leasehold_agent_config_errors", labels)
+
+
+class FakePluginConfigs:
+    """An API server with a ConfigMap of NVIDIA's plugin, and a node with or without a label."""
+
+    def __init__(self, **configs: str) -> None:
+        self.configs = configs
+        self.label = ""
+
+    async def read(self, path: str, kind: type[Any]) -> Any:
+        if path == f"/api/v1/nodes/{NODE}":
+            labels = {"nvidia.com/device-plugin.config": self.label} if self.label else {}
+            return kind(metadata=ObjectMeta(name=NODE, labels=labels))
+        if path.endswith("/leasehold-agents/configmaps/nvidia-plugin-configs") and self.configs:
+            return kind(data=self.configs)
+        raise NotFoundError(
+            ErrorResponse(method="GET", path=path, code=404, reason="NotFound", message="none")
+        )
+
+
+def slices(replicas: object, method: str = "timeSlicing") -> str:
+    resource = {"name": "nvidia.com/gpu", "replicas": replicas}
+    return yaml.safe_dump({"version": "v1", "sharing": {method: {"resources": [resource]}}})
+
+
+async def test_the_label_of_the_node_chooses_its_replicas_and_a_change_is_applied(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    maps = FakePluginConfigs(default="version: v1", quarters=slices(4), servers=slices(10, "mps"))
+    config = configuring(tmp_path, maps, clock)
+
+    found = [(await config.load()).replicas]
+    for label in ("quarters", "servers", ""):
+        maps.label = label
+        clock.advance(REFRESH_S)
+        found.append((await config.load()).replicas)
+
+    assert [replicas and replicas.number for replicas in found] == [None, 4, 10, None]
+
+
+async def test_a_label_that_names_no_configuration_leaves_the_last_in_force(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    maps = FakePluginConfigs(quarters=slices(4), servers=slices(10, "mps"))
+    maps.label = "quarters"
+    config = configuring(tmp_path, maps, clock)
+    await config.load()
+    maps.label = "quarter"
+    clock.advance(REFRESH_S)
+
+    replicas = (await config.load()).replicas
+
+    assert replicas is not None
+    assert replicas.number == 4
+    assert "has no such key: its keys are quarters, servers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        (slices(1), "must be a whole number from 2 to 4096, got 1"),
+        (slices(101, "mps"), "a client would get 0 % of the compute"),
+        ("version: [", "its syntax is invalid"),
+        (slices(2).replace("nvidia.com/gpu", "nvidia.com/mig-1g.5gb"), "instances of MIG have"),
+    ],
+)
+async def test_an_invalid_configuration_of_replicas_leaves_the_last_in_force(
+    broken: str, error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    maps = FakePluginConfigs(default=slices(4))
+    running = configuring(tmp_path, maps, clock)
+    await running.load()
+    maps.configs["default"] = broken
+    clock.advance(REFRESH_S)
+    restarted = configuring(tmp_path, maps, clock)
+
+    for config in (running, restarted, restarted):
+        replicas = (await config.load()).replicas
+        assert replicas is not None
+        assert replicas.number == 4
+    assert error in caplog.text
+
+
+async def test_a_file_of_replicas_takes_precedence_over_the_config_map(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text(slices(3))
+    maps = FakePluginConfigs(default=slices(4))
+
+    config = configuring(tmp_path, maps, FakeClock(), plugin_config=file)
+
+    replicas = (await config.load()).replicas
+    assert replicas is not None
+    assert replicas.number == 3

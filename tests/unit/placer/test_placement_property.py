@@ -10,6 +10,7 @@ from msgspec import structs
 
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, Isolation, numa_cpus_name
 from shared.model.devices.node import Taint
+from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import Share, bookings
 from shared.model.leases.ledger import LedgerNode, with_changes
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -43,6 +44,13 @@ NOWHERE = VolumeRequirement(rule=VolumeRule.NO_VOLUME)
 memories = st.sampled_from([0, 10, 25, 40, 60, 100])
 
 
+replicas = st.builds(
+    Replicas,
+    number=st.integers(2, 4),
+    strategy=st.just("time-slicing"),
+    resource=st.sampled_from(["gpu", "gpu", "gpu.shared"]),
+    one_per_container=st.booleans(),
+)
 LAYOUTS = (
     (),
     (
@@ -71,6 +79,12 @@ def _uses(draw: Any, card: Device) -> DeviceUse:
             slots_taken="".join("01"[n in taken] for n in range(max(taken) + 1)),
             layout=pinned.name,
         )
+    if card.replicas is not None and draw(st.integers(0, 3)):
+        shares = draw(st.integers(0, card.replicas.number))
+        memory_mib = shares * card.replicas.memory_mib(card.memory_mib)
+        taken_cores = shares * card.replicas.cores_percent
+        known = use(memory_mib, taken_cores, shares, 1, *tags)
+        return structs.replace(known, mode=card.replicas.mode if shares else "")
     taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
     if taken is None:
         return DeviceUse()
@@ -88,12 +102,16 @@ def _linked(cards: list[Device], scores: list[int]) -> list[Device]:
     return [replace(card, links=links[card.uuid]) for card in cards]
 
 
+def _mode(mode: DeviceMode, divided: Replicas) -> dict[str, Any]:
+    return {"mode": mode, "replicas": divided if mode is DeviceMode.REPLICAS else None}
+
+
 @st.composite
 def _nodes(draw: Any, name: str) -> LedgerNode:
     unit = draw(st.sampled_from([1, 1, 7]))
     one_numa = draw(st.integers(0, 3)) == 0
     cpus = draw(st.sampled_from([{}, {}, {0: 0, 1: 2}, {0: 5, 1: 3}, {0: 5}]))
-    modes = draw(st.sampled_from([[*DeviceMode], [DeviceMode.HAMI_CORE], [DeviceMode.MIG]]))
+    modes = draw(st.sampled_from([[*DeviceMode], *([mode] for mode in DeviceMode)]))
     numas = [draw(st.sampled_from([None, 0, 0, 1])) for _ in range(draw(st.integers(0, 4)))]
     cards = [
         device(
@@ -104,7 +122,7 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             slots=draw(st.integers(1, 3)),
             healthy=draw(st.integers(0, 5)) > 0,
             model=draw(st.sampled_from(["Tesla T4", "NVIDIA A100"])),
-            mode=draw(st.sampled_from(modes)),
+            **_mode(draw(st.sampled_from(modes)), draw(replicas)),
             layouts=draw(st.sampled_from(LAYOUTS)),
             numa=numa,
             one_numa=one_numa,
@@ -163,6 +181,12 @@ def requests(draw: Any) -> PodRequest:
     containers = tuple(
         structs.replace(container, init=draw(st.integers(0, 2)) == 0) for container in containers
     )
+    if draw(st.integers(0, 2)) == 0:
+        name = draw(st.sampled_from(["gpu", "gpu", "gpu.shared"]))
+        containers = tuple(
+            structs.replace(container, whole=True, sharing=SharingPolicy.EXCLUSIVE, number_of=name)
+            for container in containers
+        )
     same_device = draw(st.booleans()) and all(c.gpus == 1 for c in containers)
     return request(
         *containers,

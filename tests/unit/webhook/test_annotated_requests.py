@@ -204,10 +204,10 @@ def test_a_pod_that_only_kube_scheduler_can_place_is_read_after_it_is_handed_ove
     assert parsed(completed).containers == parsed(kai_pod(notes=HALF)).containers
 
 
-def test_a_selector_of_gpus_that_another_plugin_shares_is_warned_of() -> None:
+def test_a_selector_of_replicas_is_warned_of_in_a_pod_with_amounts() -> None:
     obj = pod(gpu(), nodeSelector={"nvidia.com/gpu.sharing-strategy": "time-slicing"})
 
     decision = reviewed(obj)
 
     assert decision.allowed
-    assert any("no node of Leasehold has this label" in text for text in decision.warnings)
+    assert any("as it requests amounts" in text for text in decision.warnings)

@@ -303,7 +303,6 @@ FOREIGN = {
     ("amd.com/gpu", "1"): None,
     ("k8s.amazonaws.com/vgpu", "1"): None,
     ("gpu", "1"): None,
-    ("nvidia.com/gpu.shared", "1"): None,
     ("nvidia.com/pgpu", "1"): None,
 }
 """Resources of systems that Leasehold does not read, and the MiB of a GPU that they stand for."""

@@ -12,10 +12,15 @@ from services.node_agent.views.advertisement import (
     check_list,
     list_size_bytes,
 )
-from services.node_agent.views.node_patches import merge_own_entries
+from services.node_agent.views.node_patches import (
+    merge_own_entries,
+    merge_own_labels,
+    sharing_condition,
+)
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, Strategy
 from shared.kubelet_api.deviceplugin import api_pb2
+from shared.kubernetes.types import Condition
 from shared.model.bounds import HIGHEST_INDEX
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
@@ -161,3 +166,49 @@ def test_item_6_only_the_agents_own_entries_change(
     present: dict[str, str], ours: tuple[str, ...], changes: dict[str, str | None]
 ) -> None:
     assert merge_own_entries(present, {KEY: ours}) == changes
+
+
+RECORD = "leasehold.dev/own-labels"
+
+
+@pytest.mark.parametrize(
+    ("labels", "recorded", "ours", "changed", "record"),
+    [
+        ({}, None, {"a": "1"}, {"a": "1"}, {RECORD: "a"}),
+        ({"a": "1"}, "a", {"a": "1"}, {}, {}),
+        ({"a": "2"}, "a", {"a": "1"}, {"a": "1"}, {}),
+        ({"a": "1", "b": "2"}, "a,b", {"b": "2"}, {"a": None}, {RECORD: "b"}),
+        ({"a": "1"}, "a", {}, {"a": None}, {RECORD: None}),
+        ({"a": "1"}, None, {}, {}, {}),
+    ],
+)
+def test_labels_that_others_may_write_are_removed_only_if_they_are_ours(
+    labels: dict[str, str],
+    recorded: str | None,
+    ours: dict[str, str],
+    changed: dict[str, str | None],
+    record: dict[str, str | None],
+) -> None:
+    annotations = {} if recorded is None else {RECORD: recorded}
+
+    assert merge_own_labels(labels, annotations, ours) == (changed, record)
+
+
+def test_the_condition_is_written_when_it_changes_and_not_on_a_node_without_problems() -> None:
+    ready = Condition(type="Ready", status="True")
+    [waiting] = sharing_condition([ready], "ml/a holds one", now_s=0)
+    stored = Condition(type=waiting["type"], status="False", message="ml/a holds one")
+    [other] = sharing_condition([stored], "ml/b holds one", now_s=60)
+    [solved] = sharing_condition([ready, stored], "", now_s=60)
+
+    assert sharing_condition([ready], "", now_s=0) == []
+    assert waiting == {
+        "type": "leasehold.dev/GpuSharing",
+        "status": "False",
+        "reason": "Waiting",
+        "message": "ml/a holds one",
+        "lastTransitionTime": "1970-01-01T00:00:00Z",
+    }
+    assert sharing_condition([stored], "ml/a holds one", now_s=60) == []
+    assert "lastTransitionTime" not in other, "it has that status since before"
+    assert (solved["status"], solved["message"]) == ("True", "")

@@ -1,0 +1,96 @@
+"""Whether the node's GPUs are offered by amounts or as replicas now; pure.
+
+That changes for all of them at once, while none is in use: a GPU never has amounts and replicas, or
+replicas of two kinds.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from services.node_agent.gpus.inventory import Gpu, SharingConfig
+from shared.model.devices.device import Device, DeviceMode, Isolation
+from shared.model.devices.replicas import Replicas
+
+MOST_NAMED = 5
+"""Pods that a message names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMode:
+    replicas: Replicas | None = None
+    """As which GPUs are offered; None: by amounts."""
+    problem: str = ""
+    """Why that is not what the node's configuration says; or empty."""
+
+
+def choose_mode(
+    config: SharingConfig,
+    gpus: Collection[Gpu],
+    before: Iterable[Device],
+    *,
+    holders: Collection[str] | None,
+    missing_mps: Callable[[Gpu], str],
+) -> ReplicaMode:
+    """Return how GPUs are offered, by how they were offered `before`.
+
+    `holders` are the pods and claims that hold parts of GPUs outside MIG mode, None if not known.
+    """
+    present = {gpu.uuid for gpu in gpus}
+    known = [
+        device.replicas
+        for device in before
+        if device.uuid in present and device.mode is not DeviceMode.MIG
+    ]
+    wanted = config.replicas
+    if known and known[0] == wanted:
+        return ReplicaMode(replicas=wanted)
+    current = known[0] if known else None
+    problem = _conflict(config, gpus, missing_mps)
+    if not problem and known:
+        problem = _in_the_way(wanted, holders)
+    if problem:
+        return ReplicaMode(replicas=current, problem=problem)
+    return ReplicaMode(replicas=wanted)
+
+
+def _conflict(config: SharingConfig, gpus: Iterable[Gpu], missing_mps: Callable[[Gpu], str]) -> str:
+    """Return why the node cannot offer replicas as configured, whatever runs there."""
+    replicas = config.replicas
+    if replicas is None:
+        return ""
+    if config.isolation is Isolation.STRICT:
+        return (
+            "the configuration shares GPUs as replicas, and --isolation of this node is strict: "
+            "remove one of them"
+        )
+    for gpu in gpus:
+        if gpu.memory_mib < replicas.number:
+            return (
+                f"the configuration has {replicas.number} replicas of each GPU, and GPU "
+                f"{gpu.index} has {gpu.memory_mib} MiB: have fewer"
+            )
+        if replicas.strategy != "mps":
+            continue
+        if gpu.mode is DeviceMode.MIG:
+            return (
+                f"the configuration shares GPUs by mps, and GPU {gpu.index} is in MIG mode: MPS "
+                "and MIG exclude each other; use timeSlicing, or turn MIG off"
+            )
+        if reason := missing_mps(gpu):
+            return f"the configuration shares GPUs by mps, and GPU {gpu.index} has none: {reason}"
+    return ""
+
+
+def _in_the_way(wanted: Replicas | None, holders: Collection[str] | None) -> str:
+    """Return who holds parts of GPUs, so that how they are offered does not change now."""
+    if holders is not None and not holders:
+        return ""
+    mode = f"as {wanted.number} replicas by {wanted.strategy}" if wanted else "by amounts"
+    if holders is None:
+        return f"GPUs are to be offered {mode}: what holds them is not known yet"
+    names = sorted(holders)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (
+        f"GPUs are to be offered {mode} once none is in use: {', '.join(names[:MOST_NAMED])}{more} "
+        "hold parts of them; cordon the node, and end them"
+    )

@@ -1,0 +1,153 @@
+"""A node that offers its GPUs as replicas, by the configuration of NVIDIA's plugin."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from shared.model.devices.device import DeviceMode
+from shared.model.leases.lease import Share
+from simcluster.apimachinery.objects import Json
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
+
+GPU = "nvidia.com/gpu"
+SHARED = "nvidia.com/gpu.shared"
+LABEL = "nvidia.com/device-plugin.config"
+STRATEGY = "nvidia.com/gpu.sharing-strategy"
+REPLICAS = "nvidia.com/gpu.replicas"
+PRODUCT = "nvidia.com/gpu.product"
+
+
+def configure(cluster: OneNodeCluster, **sharing: Any) -> None:
+    """Create the ConfigMap with one configuration, or replace it."""
+    text = yaml.safe_dump({"version": "v1", "sharing": sharing})
+    metadata = {"name": "nvidia-plugin-configs", "namespace": "leasehold-agents"}
+    store = cluster.node.store
+    if store.find("namespaces", None, "leasehold-agents") is None:
+        store.create("namespaces", {"metadata": {"name": "leasehold-agents"}})
+    if store.find("configmaps", "leasehold-agents", "nvidia-plugin-configs"):
+        store.delete("configmaps", "leasehold-agents", "nvidia-plugin-configs")
+    store.create("configmaps", {"metadata": metadata, "data": {"slices": text}})
+
+
+def quarters(**fields: Any) -> dict[str, Any]:
+    return {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}], **fields}}
+
+
+def replica(index: int = 0, slot: int = 0) -> Share:
+    """A quarter of a T4 by time-slicing."""
+    return share(
+        index,
+        15_360 // 4,
+        cores_percent=25,
+        slot=slot,
+        memory="none",
+        compute="none",
+        mode="time-slicing",
+    )
+
+
+def labels_of(cluster: OneNodeCluster) -> dict[str, str]:
+    labels: dict[str, str] = cluster.node.node()["metadata"].get("labels", {})
+    return labels
+
+
+def condition_of(cluster: OneNodeCluster) -> Json | None:
+    conditions = cluster.node.node()["status"].get("conditions", [])
+    return next((it for it in conditions if it["type"] == "leasehold.dev/GpuSharing"), None)
+
+
+async def test_words_23_replicas_are_allocatable_by_number_and_nothing_by_amount() -> None:
+    async with one_node_cluster("2xT4") as cluster:
+        configure(cluster, **quarters())
+        async with cluster.running() as agent:
+            amounts = [cluster.node.amount(name) for name in (GPU, NUMBER, "leasehold.dev/share")]
+            devices = agent.node.devices
+
+            assert amounts == ["8", "0", "0"]
+            assert cluster.node.amount("nvidia.com/gpumem") == "0"
+            assert cluster.node.amount(SHARED) is None
+            assert {device.mode for device in devices} == {DeviceMode.REPLICAS}
+            await until(lambda: STRATEGY in labels_of(cluster))
+            labels = labels_of(cluster)
+            assert (labels[STRATEGY], labels[REPLICAS]) == ("time-slicing", "4")
+            assert labels[PRODUCT] == "Tesla-T4-SHARED"
+
+
+async def test_words_23_renamed_replicas_are_allocatable_under_their_own_name_only() -> None:
+    async with one_node_cluster("2xT4") as cluster:
+        configure(cluster, **quarters(renameByDefault=True))
+        async with cluster.running():
+            assert cluster.node.amount(SHARED) == "8"
+            assert cluster.node.amount(GPU) in {None, "0"}
+            await until(lambda: STRATEGY in labels_of(cluster))
+            assert PRODUCT not in labels_of(cluster)
+
+
+async def test_a_pod_gets_a_turn_on_the_gpu_without_limits() -> None:
+    async with one_node_cluster("1xT4") as cluster:
+        configure(cluster, **quarters())
+        async with cluster.running():
+            for number in range(4):
+                name = f"pod-{number}"
+                limits = {GPU: 1}
+                cluster.bind(
+                    pod(name, limits=limits), replica(slot=number), name=name, dialect="nvidia"
+                )
+                await cluster.node.phase(name, "Running")
+
+            environment = cluster.env("pod-3")
+
+    assert environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert not any(name.startswith("CUDA_") for name in environment)
+
+
+async def test_words_28_a_lease_of_amounts_is_refused_where_gpus_are_replicas() -> None:
+    async with one_node_cluster("1xT4") as cluster:
+        configure(cluster, **quarters())
+        async with cluster.running():
+            cluster.bind(pod("pod", limits={GPU: 1}), share(), name="pod", dialect="nvidia")
+            await cluster.node.phase("pod", "Failed")
+
+    assert "offered as replicas by time-slicing" in cluster.message("pod")
+
+
+async def test_words_27_gpus_become_replicas_once_none_is_in_use_and_amounts_again() -> None:
+    async with one_node_cluster("2xT4") as cluster:
+        async with cluster.running():
+            lease = await cluster.run_pod("trainer", share())
+        configure(cluster, **quarters())
+        async with cluster.running() as agent:
+            in_the_way = await until(lambda: condition_of(cluster))
+            amount = cluster.node.amount(GPU)
+            await cluster.delete_pod("trainer")
+            await cluster.release(lease)
+            await until(lambda: cluster.node.amount(GPU) == "8")
+            cleared = await until(
+                lambda: condition_of(cluster), lambda it: it is not None and it["status"] == "True"
+            )
+            shown = labels_of(cluster)
+            assert agent.node.shown.sharing_problem == ""
+        configure(cluster)
+        async with cluster.running():
+            await until(lambda: cluster.node.amount(GPU) == "20")
+            await until(lambda: STRATEGY not in labels_of(cluster))
+
+    assert amount == "20"
+    assert (in_the_way["status"], in_the_way["reason"]) == ("False", "Waiting")
+    assert "default/trainer hold parts of them; cordon the node" in in_the_way["message"]
+    assert cleared["message"] == ""
+    assert shown[REPLICAS] == "4"
+
+
+@pytest.mark.parametrize("gpus", ["1xT4", "1xT4+1xA100-40GB:mig"])
+async def test_words_29_mps_that_the_node_cannot_have_is_refused_there(gpus: str) -> None:
+    async with one_node_cluster(gpus) as cluster:
+        configure(cluster, mps={"resources": [{"name": GPU, "replicas": 4}]})
+        async with cluster.running() as agent:
+            refused = await until(lambda: condition_of(cluster))
+
+            assert {device.replicas for device in agent.node.devices} == {None}
+            assert "the configuration shares GPUs by mps, and GPU" in refused["message"]
