@@ -69,7 +69,8 @@ def divided_into(resource: str) -> tuple[Device, ...]:
     return (replace(SMALL[0], mode=DeviceMode.REPLICAS, replicas=replicas, slots=4),)
 
 
-DIVIDED, RENAMED = divided_into("nvidia.com/gpu"), divided_into("nvidia.com/gpu.shared")
+DIVIDED = divided_into("nvidia.com/gpu")
+RENAMED = divided_into("nvidia.com/gpu.shared")
 
 
 def shown(name: str) -> list[Advertisement]:

@@ -32,7 +32,14 @@ export class NamespacePage extends Detail {
     this.histories = leasedHistories(app, `namespaces/${encodeURIComponent(name)}`);
     this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
     this.closing = [this.chart, this.pods];
-    for (const part of [this.window, this.budget, this.costs, this.promises, this.changes, this.waits])
+    for (const part of [
+      this.window,
+      this.budget,
+      this.costs,
+      this.promises,
+      this.changes,
+      this.waits,
+    ])
       part.hidden = true;
     this.body.append(
       this.facts,

@@ -1,10 +1,10 @@
 -- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments: an action and
--- its arguments; all but `read` and `read_promises` return whether they were done. What is opened claims its devices: `wanted` are rows of
--- {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start replaces others, rows of
--- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `open` requires that
--- gangs of which pods end have as many leases as {gang, number, ...}: some may be on nodes that the planner does not
--- see. `save` and `close` require the version that was read. How promised starts have `ended` is recorded in the step
--- that removes them.
+-- its arguments; all but `read` and `read_promises` return whether they were done. What is opened claims its devices:
+-- `wanted` are rows of {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start
+-- replaces others, rows of {id, instant at which it was opened, false: there is none, pods}; the first is of its own
+-- id. `open` requires that gangs of which pods end have as many leases as {gang, number, ...}: some may be on nodes
+-- that the planner does not see. `save` and `close` require the version that was read. How promised starts have `ended`
+-- is recorded in the step that removes them.
 -- Keys that a rebuild does not change: preemptions (hash, id -> PreemptionRecord), evictions (stream, the journal of
 -- evicted pods, and for which pods), promises (stream, how promised starts have ended), budgets (hash, namespace ->
 -- BudgetRecord), leader:SERVICE (string)
