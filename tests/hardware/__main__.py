@@ -31,6 +31,7 @@ PARTS = {
     "devices": 40,
     "mig": 20,
     "memory": 90,
+    "limits": 40,
     "escape": 60,
     "time": 180,
     "cost": 110,
