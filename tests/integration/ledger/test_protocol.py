@@ -25,12 +25,12 @@ MAX_RUNS = 60
 FIRST_SEEDS = {
     "reserve without memory": 5,
     "release keeps totals": 1,
-    "fences stay": 8,
-    "gone pods are placed": 19,
-    "devices with shares move": 5,
-    "nodes take idle devices": 68,
-    "fences of any height count": 23,
-    "leases of other nodes are activated": 64,
+    "fences stay": 9,
+    "gone pods are placed": 31,
+    "devices with shares move": 7,
+    "nodes take idle devices": 91,
+    "fences of any height count": 25,
+    "leases of other nodes are activated": 108,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
 

@@ -42,6 +42,7 @@ from tests.integration.node_agent.memory_limits.conftest import (
     POD,
     LimitedNode,
 )
+from tests.support.effort import tries
 from tests.support.gpu_driver import GIB, MIB, gpu
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
@@ -539,7 +540,7 @@ async def test_a_thousand_containers_that_came_and_went_leave_nothing(
     await containers.run(limits, driver_lease(driver_share(500), pod=OTHER_POD), OTHER_ID)
     before = containers.node.limits()
     is_dmem = accounting is Accounting.DMEM
-    for number in range(1000):
+    for number in range(tries(1000)):
         pod = PodUid(f"{number:08x}-4e5f-6071-8293-a4b5c6d7e8f9")
         await containers.run(limits, driver_lease(driver_share(10), pod=pod), f"{number:064x}")
         if number % 100 == 0:
