@@ -94,8 +94,8 @@ class LimitAudit:
             device = wanted.device
             place = entry.allocation.pod, entry.allocation.container, device
             if held.unread:
-                known = read.get(place) or self.read.get(place, ReadShare())
-                read[place] = replace(known, unread=held.unread)
+                earlier = read.get(place) or self.read.get(place, ReadShare())
+                read[place] = replace(earlier, unread=held.unread)
                 continue
             limit = limits.get(device, HeldLimit(device=device))
             earlier = read.get(place, ReadShare())

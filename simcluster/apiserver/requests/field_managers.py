@@ -39,13 +39,13 @@ def recorded_managers(old: Json, new: Json, manager: str, now: str) -> list[Json
 
 
 def _fields(obj: Json) -> dict[FieldPath, JsonValue]:
-    found: dict[FieldPath, JsonValue] = {}
+    leaves: dict[FieldPath, JsonValue] = {}
     for root in _RECORDED:
         value: JsonValue = obj
         for part in root:
             value = value.get(part) or {}
-        found |= dict(_leaves(root, value))
-    return found
+        leaves |= dict(_leaves(root, value))
+    return leaves
 
 
 def _leaves(path: FieldPath, value: JsonValue) -> Iterator[tuple[FieldPath, JsonValue]]:
