@@ -20,24 +20,31 @@ async def everything(leases: RedisLeases) -> list[NodeTotals]:
     return [totals async for page in leases.totals.pages() for totals in page]
 
 
+def note_reads(leases: RedisLeases, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[NodeName]]:
+    """Return a list to which the nodes of each read are added."""
+    read: list[Sequence[NodeName]] = []
+    of_nodes = leases.totals.of_nodes
+
+    async def noted(names: Sequence[NodeName]) -> list[NodeTotals]:
+        read.append(names)
+        return await of_nodes(names)
+
+    monkeypatch.setattr(leases.totals, "of_nodes", noted)
+    return read
+
+
 async def test_only_nodes_that_have_changed_are_read_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         clock = FakeClock()
         mirror = LeaseMirror(leases, clock)
-        read: list[Sequence[NodeName]] = []
-        of_nodes = leases.totals.of_nodes
-
-        async def noted(names: Sequence[NodeName]) -> list[NodeTotals]:
-            read.append(names)
-            return await of_nodes(names)
+        read = note_reads(leases, monkeypatch)
 
         async def is_current() -> bool:
             clock.advance(BOUND_LOOK_S)
             return await mirror.nodes() == await everything(leases)
 
-        monkeypatch.setattr(leases.totals, "of_nodes", noted)
         async with running(mirror.follow_ledger):
             await until(mirror.nodes, lambda _: len(read) > 0)
             assert read == [["a", "b"]]
@@ -82,19 +89,13 @@ async def test_a_node_whose_leases_are_bound_is_read_again_after_seconds_only(
     async with ledger(url, {"a": 1}) as leases:
         clock = FakeClock()
         mirror = LeaseMirror(leases, clock)
-        read: list[Sequence[NodeName]] = []
-        of_nodes = leases.totals.of_nodes
-
-        async def noted(names: Sequence[NodeName]) -> list[NodeTotals]:
-            read.append(names)
-            return await of_nodes(names)
+        read = note_reads(leases, monkeypatch)
 
         async def reads() -> int:
             before = len(read)
             await mirror.nodes()
             return len(read) - before
 
-        monkeypatch.setattr(leases.totals, "of_nodes", noted)
         async with running(mirror.follow_ledger):
             await leases.bind(await reserve(leases, reservation("p", share("a", 0, 4_000))))
             await until(mirror.nodes, lambda nodes: len(read) > 0 and bool(nodes[0].leases))
