@@ -10,6 +10,7 @@
  *   gpu-control limit UUID CGROUP SOFT HARD  sets a limit in bytes, or max, as any program on the node can
  *   gpu-control forget-limits     as a reboot and a reload of the driver do
  *   gpu-control limits-error N    what NVML returns for limits of cgroups; 0: nothing is wrong
+ *   gpu-control keep-limits N     1: no limit is lowered, as if more were in use; 0: ends that
  *   gpu-control show              a line for each GPU, each MIG device and each process on it
  *   gpu-control limits            a line for each limit of a cgroup, and how often NVML was called for them
  */
@@ -163,11 +164,12 @@ int main(int count, char **arguments) {
     } else if (!strcmp(command, "limit") && count == 6) set_limit(arguments[2], arguments[3], arguments[4], arguments[5]);
     else if (!strcmp(command, "forget-limits") && count == 2) forget_limits();
     else if (!strcmp(command, "limits-error") && count == 3) atomic_store(&state->limits_error, atoi(arguments[2]));
+    else if (!strcmp(command, "keep-limits") && count == 3) atomic_store(&state->keeps_limits, atoi(arguments[2]));
     else if (!strcmp(command, "xid") && count == 4) report_xid(find_gpu(arguments[2]), (unsigned)atoi(arguments[3]));
     else if (!strcmp(command, "set") && count == 5 && set_fault(find_gpu(arguments[2]), arguments[3], atoi(arguments[4]))) {
     } else {
         fprintf(stderr, "usage: gpu-control create | show | limits | xid UUID NUMBER | set UUID FAULT N | accounting WHICH | "
-                        "limit UUID CGROUP SOFT HARD | forget-limits | limits-error N\n");
+                        "limit UUID CGROUP SOFT HARD | forget-limits | limits-error N | keep-limits N\n");
         return 2;
     }
     return 0;

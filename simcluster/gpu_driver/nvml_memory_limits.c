@@ -77,11 +77,13 @@ static void guarantee_above(int gpu, const char *path, uint64_t change) {
 
 static result set_limit(int gpu, const struct limits *wanted) {
     struct cgroup_limit *limit = limit_of(gpu, wanted->path);
-    int is_below_use = (limit || accounting() == DMEM_ACCOUNTING) && charged_bytes(gpu, wanted->path) > wanted->hard;
-    if (is_below_use && accounting() == MISC_ACCOUNTING) return NVML_INVALID_ARGUMENT;
-    uint64_t kept = limit ? limit->hard : UNLIMITED; /* the kernel reports success, and keeps it */
+    uint64_t hard_before = limit ? limit->hard : UNLIMITED;
     uint64_t soft_before = limit ? limit->soft : 0;
-    if (!put_limit(gpu, wanted->path, wanted->soft, is_below_use ? kept : wanted->hard)) return NVML_INSUFFICIENT_RESOURCES;
+    int is_below_use = (limit || accounting() == DMEM_ACCOUNTING) && charged_bytes(gpu, wanted->path) > wanted->hard;
+    int is_kept = is_below_use || (limit && wanted->hard < hard_before && atomic_load(&state->keeps_limits));
+    if (is_kept && accounting() == MISC_ACCOUNTING) return NVML_INVALID_ARGUMENT;
+    /* With `dmem`, the kernel reports success, and keeps the limit. */
+    if (!put_limit(gpu, wanted->path, wanted->soft, is_kept ? hard_before : wanted->hard)) return NVML_INSUFFICIENT_RESOURCES;
     if (accounting() == DMEM_ACCOUNTING) guarantee_above(gpu, wanted->path, wanted->soft - soft_before);
     return NVML_SUCCESS;
 }

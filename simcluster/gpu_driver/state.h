@@ -144,6 +144,7 @@ struct state {
     struct process processes[PROCESSES];
     _Atomic int accounting;
     _Atomic int limits_error; /* what setting and getting a limit return; 0: nothing is wrong */
+    _Atomic int keeps_limits; /* it lowers no limit, whatever is in use */
     _Atomic uint32_t limit_calls;
     struct cgroup_limit cgroup_limits[CGROUP_LIMITS];
 };

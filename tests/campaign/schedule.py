@@ -105,6 +105,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "driver-version": FaultKind(targets=NODES, seconds=(3.0, 8.0)),
     "limits-vanish": FaultKind(),
     "limits-error": FaultKind(targets=NODES, seconds=WINDOW_S),
+    "limits-kept": FaultKind(targets=NODES, seconds=WINDOW_S),
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),
     "tenant": FaultKind(seconds=(4.0, 9.0)),

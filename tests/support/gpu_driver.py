@@ -215,6 +215,10 @@ class GpuDriver:
         """Have NVML return an error for limits of cgroups; 0 ends that."""
         self._control("limits-error", str(code))
 
+    def keep_limits(self, *, kept: bool) -> None:
+        """Have the driver lower no limit of a cgroup, as if more were in use, or end that."""
+        self._control("keep-limits", str(int(kept)))
+
     def limits(self, gpu: DriverGpu) -> dict[Path, int]:
         """Return the hard limits of a GPU's cgroups, in bytes."""
         return self._limits(gpu, "hard")

@@ -159,6 +159,28 @@ def test_lowering_below_use_is_ignored_by_dmem_and_refused_by_misc(
         load.kill()
 
 
+@BOTH
+def test_a_driver_that_keeps_limits_raises_them_and_lowers_none_until_that_ends(
+    limited: GpuDriver, cgroups: CgroupTree, accounting: str
+) -> None:
+    limited.limit_cgroups(accounting)
+    group = cgroups.make("pod")
+    set_limit(group, 2 * GIB)
+    limited.keep_limits(kept=True)
+    set_limit(group, 4 * GIB)
+    if accounting == "misc":
+        with fails(pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            set_limit(group, 3 * GIB)
+    else:
+        set_limit(group, 3 * GIB)
+    assert get_limit(group)[1] == 4 * GIB
+    limited.keep_limits(kept=False)
+
+    set_limit(group, 3 * GIB)
+
+    assert get_limit(group)[1] == 3 * GIB
+
+
 def test_misc_does_not_count_what_was_allocated_before_the_limit(
     limited: GpuDriver, cgroups: CgroupTree
 ) -> None:

@@ -248,6 +248,12 @@ class FaultInjector:
     async def _mend_limits(self, fault: Fault) -> None:
         await asyncio.to_thread(self.cluster.limits.fail, fault.target, 0)
 
+    async def _keep_limits(self, fault: Fault) -> None:
+        await asyncio.to_thread(self.cluster.limits.keep, fault.target, kept=True)
+
+    async def _lower_limits(self, fault: Fault) -> None:
+        await asyncio.to_thread(self.cluster.limits.keep, fault.target, kept=False)
+
     async def _create_hostile_pods(self, fault: Fault) -> None:
         """Create pods that harm others if a field of a pod can."""
         for pod in hostile_pods(round(1000 * self.at_work[fault]) % 1_000_000):
@@ -345,6 +351,7 @@ class FaultInjector:
         "driver-version": (_downgrade_driver, _upgrade_driver),
         "limits-vanish": (_lose_limits, None),
         "limits-error": (_fail_limits, _mend_limits),
+        "limits-kept": (_keep_limits, _lower_limits),
         "quota": (
             lambda self, _: self._create_object(
                 "GPUQuota", {"maxMilliGPU": 1500, "defaultRunTime": "25s"}

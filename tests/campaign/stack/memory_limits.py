@@ -68,6 +68,10 @@ class MemoryLimits:
         """Have NVML return an error for limits; 0 ends that."""
         self._control(node, "limits-error", str(code))
 
+    def keep(self, node: str, *, kept: bool) -> None:
+        """Have the driver lower no limit, as if more were in use, or end that."""
+        self._control(node, "keep-limits", str(int(kept)))
+
     def read(self) -> dict[tuple[str, str], int]:
         """Return the limits in MiB of pods, by UID and device."""
         uids = {Path(pod_path(uid)).name: uid for uid in self.pods}
