@@ -455,7 +455,7 @@ class ContainerLimits:
     async def _seen_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
         try:
             return await self._find_ids(entry, pod)
-        except UnavailableError:  # the reason is logged
+        except UnavailableError:
             return frozenset()
 
     def _may_run(self, entry: CheckpointEntry, ids: Set[str]) -> bool:
@@ -467,7 +467,7 @@ class ContainerLimits:
 
         The hook names each at its start. Only those that started before this agent did are looked
         up in the kubelet's list, and they are no containers of claims. Raises UnavailableError if
-        it cannot be read.
+        it cannot be read, or is older than the pod.
         """
         name = entry.allocation.container
         started = self._started.get((entry.allocation.pod, name), ())
@@ -476,7 +476,10 @@ class ContainerLimits:
             return ids
         listed = (await self.listed.read()).get(pod)
         if listed is None:
-            return frozenset()
+            raise UnavailableError(
+                f"the kubelet does not list pod {pod}, so that the limits of those of its "
+                "containers that started before the node agent did are neither compared nor changed"
+            )
         return {container_id for container_id, of in listed.container_ids.items() if of == name}
 
     @property

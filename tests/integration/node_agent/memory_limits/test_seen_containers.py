@@ -64,6 +64,25 @@ async def test_containers_that_are_not_seen_are_neither_resized_nor_taken_for_co
     assert set(containers.node.limits().values()) == {2000 * MIB}
 
 
+async def test_a_pod_that_the_kubelet_does_not_list_yet_is_not_resized(
+    containers: Containers,
+) -> None:
+    """Its container has a limit of its own, and with `misc` that alone counts."""
+    entry = await containers.run(containers.limits(), driver_lease(driver_share(2000)))
+    listed, containers.pods = containers.pods, []
+    restarted = containers.limits()
+    smaller = entry_of(driver_lease(driver_share(1000)))
+
+    with pytest.raises(UnavailableError, match=f"does not list pod {POD}"):
+        await restarted.resize(smaller)
+
+    await restarted.put_back(entry)
+    containers.pods = listed
+    restarted.listed.read_at = -math.inf
+    await restarted.resize(smaller)
+    assert set(containers.node.limits().values()) == {1000 * MIB}
+
+
 async def test_a_container_whose_hook_called_is_resized_without_the_kubelets_list(
     containers: Containers,
 ) -> None:
