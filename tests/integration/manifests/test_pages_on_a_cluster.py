@@ -24,7 +24,7 @@ from tools.generate.pages import ROOT
 
 pytestmark = NEEDS_KUBECTL
 with_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
-WAITS_AT_MOST_S = 60
+WAITS_AT_MOST_S = 120
 NODE = "gpu-node-1"
 
 
