@@ -171,7 +171,8 @@ async def test_gpus_to_which_a_pod_was_admitted_change_once_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, admitted: str
 ) -> None:
     """Its binder commits its lease after that, and the agent reads of the lease later still."""
-    changing, may_change = threading.Event(), threading.Event()
+    changing = threading.Event()
+    may_change = threading.Event()
 
     def advertised(*args: Any) -> NodeAdvertisement:
         changing.set()

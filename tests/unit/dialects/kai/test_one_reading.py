@@ -53,7 +53,8 @@ def placed(request: PodRequest) -> list[tuple[str, int, int, int]] | None:
 def assert_read_alike(obj: Obj) -> bool:
     """Return whether the pod is one with GPUs that are there."""
     decision = decided(obj, schedulers=SchedulerChoice(served=SERVED))
-    seen, report = watched(obj), explained(obj)
+    seen = watched(obj)
+    report = explained(obj)
     assert decision.allowed == (not seen.request_error) == (not report.fault), obj
     if not decision.allowed:
         assert seen.request_error in decision.message
