@@ -24,7 +24,7 @@ from tests.unit.dialects.kai.test_words import TRIGGER, any_words
 SERVED = frozenset({SCHEDULER})
 EXAMPLE = parse_example_node("T4", now_s=0.0)
 MIB = 15_360
-MANY = 300
+MANY = 200
 
 
 def watched(obj: Obj) -> ObservedPod:
