@@ -78,11 +78,12 @@ class ClaimEnder:
             return False
 
 
-def leased_answer(lease: Lease) -> ClaimAnswer:
+def leased_answer(claim: AllocatedClaim, lease: Lease) -> ClaimAnswer:
+    leased = f"leased on node {lease.node} with version {lease.version}"
     return ClaimAnswer(
         condition=LEASED,
         reason="Leased",
-        message=f"leased on node {lease.node} with version {lease.version}",
+        message=f"{leased}; {claim.warning}" if claim.warning else leased,
         lease=copy_of(lease),
     )
 
@@ -106,7 +107,7 @@ class AnswerWriter:
         """
         copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
-        written = await self._write(claim, leased_answer(lease), replaces=replaces)
+        written = await self._write(claim, leased_answer(claim, lease), replaces=replaces)
         if written is not None and written.answer == LEASED:
             return []
         return await self.ender.end(lease)

@@ -266,7 +266,7 @@ class ClaimLeaser:
         for _ in decisions.permitted:
             return self._reply(claim, PERMITTED)
         for _, lease in decisions.leased:
-            return self._reply(claim, leased_answer(lease))
+            return self._reply(claim, leased_answer(claim, lease))
         return ClaimLeaseReply()
 
     async def _has_ended_before(self, lease: Lease, claim: AllocatedClaim) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.gpus import inventory
@@ -25,6 +26,7 @@ from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Dialect
 from shared.model.clock import until_tick
 from shared.model.devices.device import Device, UnreadDevice
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -43,6 +45,7 @@ class DeviceWatcher:
         config: DeviceConfigLoader,
         health: HealthMonitor,
         mig: LayoutReconciler,
+        window: AdmissionWindow,
         dialects: Sequence[Dialect],
         plugins: DevicePlugins,
         views: ViewWriter,
@@ -52,12 +55,15 @@ class DeviceWatcher:
         self.config = config
         self.health = health
         self.mig = mig
+        self.window = window
         self.dialects = tuple(dialects)
         self.plugins = plugins
         self.views = views
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._mode = ReplicaMode()
+        self._offered: Replicas | None = None
+        """As which GPUs are advertised; None: by amounts."""
         self._remembered: tuple[Device, ...] | None = None
         self._responding: AbstractSet[DeviceUuid] = frozenset()
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
@@ -128,15 +134,13 @@ class DeviceWatcher:
         checkpoint = self.node.checkpoint
         leases = self.node.leases
         held = None  # is not known
-        holders: set[str] | None = None
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())
-            holders = share_holders(checkpoint.entries, leases.leases.values())
         mode = choose_mode(
             config,
             inventory.visible_gpus(gpus, config),
             before,
-            holders=holders,
+            holders=self._share_holders(),
             missing_mps=lambda gpu: self.node.enforcers.missing("mps", gpu, config),
         )
         self._note_mode(mode)
@@ -153,6 +157,15 @@ class DeviceWatcher:
                 logger.warning(warning)
         self._warnings = warnings
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
+
+    def _share_holders(self) -> set[str] | None:
+        """Return who holds parts of GPUs, or has been admitted to them; None if not known."""
+        checkpoint = self.node.checkpoint
+        leases = self.node.leases
+        if not leases.synced or checkpoint.lost:
+            return None
+        admitted = self.window.in_flight().values()
+        return share_holders(checkpoint.entries, (*leases.leases.values(), *admitted))
 
     def _note_responding(self, responding: AbstractSet[DeviceUuid]) -> None:
         """Have limits read back if a GPU responds again: its driver may have been loaded anew."""
@@ -196,6 +209,11 @@ class DeviceWatcher:
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
         )
+        is_new_mode = bool(self.node.devices) and config.replicas != self._offered
+        if is_new_mode and self._share_holders() != set():  # a pod has been admitted meanwhile
+            self._mode = ReplicaMode(replicas=self._offered)
+            return
+        self._offered = config.replicas
         shown = replace(shown, sharing_problem=problem)
         self._served = served
         snapshot = NodeSnapshot(

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.failed_grants import FailedGrants
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN, NumaAlignment
 from services.node_agent.compute_time.steering import TimeSteering
@@ -110,7 +109,7 @@ class NodeAgent:
         self.checkpoint = node.checkpoint
         self.leases = node.leases
         self.reconciler = reconciler
-        self.window = AdmissionWindow(node)
+        self.window = watcher.window
         self.numa = NumaAlignment(node, plugins, self.window)
         self.pods = reconciler.pods
         self.leftovers = Leftovers(node, reconciler)

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
@@ -225,6 +226,7 @@ def _build_agent(
             clock=node.clock,
         ),
         mig=mig,
+        window=AdmissionWindow(node),
         dialects=enabled(Rules(enabled=settings.systems)),
         plugins=plugins,
         views=views,

@@ -4,6 +4,8 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
 """
 
+from typing import NamedTuple
+
 from msgspec import Raw, Struct, field
 
 from shared.dialects.nvidia.dra_parameters import check_parameters
@@ -114,6 +116,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         )
     statuses = [status for status in claim.status.devices if status.driver == DRIVER]
     copies = (bytes(status.data).decode() for status in statuses)
+    parameters = _read_parameters(allocation)
     pods = (consumer for consumer in claim.status.reserved_for if consumer.resource == "pods")
     consumers = dict(sorted((PodUid(consumer.uid), consumer.name) for consumer in pods))
     given = (
@@ -135,7 +138,8 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         resource_version=claim.metadata.resource_version,
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
-        refusal=_parameter_fault(allocation),
+        refusal=parameters.refusal,
+        warning=parameters.warning,
     )
     check_bounds(allocated, f"ResourceClaim {allocated.namespace}/{allocated.name}")
     return allocated
@@ -151,16 +155,24 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
     ]
 
 
-def _parameter_fault(allocation: AllocationResult) -> str:
-    """Return why parameters for our driver cannot be met, or an empty text."""
+class _Parameters(NamedTuple):
+    refusal: str = ""
+    """Why they cannot be met, or empty."""
+    warning: str = ""
+    """Which have no effect, or empty."""
+
+
+def _read_parameters(allocation: AllocationResult) -> _Parameters:
+    """Return what is to be said of the parameters for our driver."""
+    warning = ""
     for config in allocation.devices.config:
         if config.opaque is None or config.opaque.driver != DRIVER:
             continue
         try:
-            check_parameters(bytes(config.opaque.parameters))
+            warning = check_parameters(bytes(config.opaque.parameters)) or warning
         except RequestError as error:
-            return cut(str(error))
-    return ""
+            return _Parameters(refusal=cut(str(error)))
+    return _Parameters(warning=warning)
 
 
 def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:

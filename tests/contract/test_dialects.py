@@ -22,6 +22,7 @@ from shared.model.devices.replicas import Replicas
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
 from tests.support.build import lease, share
+from tests.support.dialects.kai_pods import is_kais_own
 
 KUBELETS_LIMIT_BYTES = 4 * 1024 * 1024
 LOOKUPS_IN_A_SECOND = 5_000_000
@@ -132,8 +133,7 @@ def test_no_dialect_writes_what_kais_own_components_write_and_obey(name: str) ->
     if name != "koordinator":  # its annotations need what was requested
         written |= dialect.binding_annotations(held, 0.0).keys()
 
-    prefixes = ("nvidia.com/container.", "kai.scheduler/", "runai")
-    assert [key for key in written if key.startswith(prefixes)] == []
+    assert [key for key in written if is_kais_own(key)] == []
 
 
 @pytest.mark.parametrize("name", DIALECTS)

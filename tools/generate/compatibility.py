@@ -18,7 +18,7 @@ LISTS: Mapping[str, range] = {
     "extender": range(1, 18),
     "claims": range(18, 41),
     "enforcers": range(1, 59),
-    "words": range(22, 31),
+    "words": range(1, 39),
 }
 """Items of each checklist; a test of an item has its number in its name."""
 
@@ -83,6 +83,64 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         40: ("test_the_lease_of_a_refused_share_is_released",),
         42: ("test_an_agent_killed_between_lease_and_allocate_resumes_from_its_checkpoint",),
         43: ("test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second",),
+    },
+    "words": {
+        1: (
+            "test_each_example_of_the_guide_is_admitted_and_read_as_it_is",
+            "test_a_pod_in_kais_words_shows_its_container_and_its_part_of_the_gpu",
+        ),
+        **dict.fromkeys((2, 14), ("test_a_request_is_that_many_mib_of_a_card",)),
+        3: (
+            "test_a_request_is_that_many_mib_of_a_card",
+            "test_the_migration_page_names_what_kai_makes_of_memory",
+        ),
+        4: (
+            "test_what_kai_refuses_is_refused_at_admission_and_by_the_watcher",
+            "test_a_wrong_word_denies_the_pod_with_key_and_value",
+            "test_a_whole_gpu_beside_a_fraction_denies_the_pod",
+        ),
+        5: (
+            "test_several_devices_are_different_ones_of_one_node_each_with_the_part",
+            "test_with_fewer_devices_than_requested_the_pod_waits_with_that_reason",
+        ),
+        6: (
+            "test_the_first_container_gets_the_gpu_and_no_init_container_unless_it_is_named",
+            "test_what_kai_refuses_is_refused_at_admission_and_by_the_watcher",
+        ),
+        7: (
+            "test_each_example_of_the_guide_is_admitted_and_read_as_it_is",
+            "test_the_annotations_by_which_a_pod_got_its_gpu_do_not_change",
+        ),
+        8: ("test_the_words_in_a_pod_of_another_scheduler_are_warned_of_and_have_no_effect",),
+        9: (
+            "test_what_kai_refuses_is_refused_at_admission_and_by_the_watcher",
+            "test_pods_by_mps_wait_where_no_device_offers_it",
+            "test_a_volume_with_a_pipe_of_mps_is_denied_with_the_hint_that_none_is_needed",
+        ),
+        10: ("test_the_container_reads_its_part_of_the_device",),
+        **dict.fromkeys(
+            (11, 15, 18), ("test_what_kai_refuses_is_refused_at_admission_and_by_the_watcher",)
+        ),
+        16: (
+            "test_a_wrong_word_denies_the_pod_with_key_and_value",
+            "test_the_annotations_by_which_a_pod_got_its_gpu_do_not_change",
+        ),
+        17: ("test_each_word_beside_an_amount_means_what_kai_documents",),
+        19: (
+            "test_no_node_is_taken_where_another_manager_reads_the_same_annotations",
+            "test_a_node_on_which_another_manager_is_ready_says_so",
+            "test_the_page_of_a_node_shows_another_manager_of_its_gpus",
+        ),
+        20: (
+            "test_no_dialect_writes_what_kais_own_components_write_and_obey",
+            "test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them",
+        ),
+        21: (
+            "test_a_limit_above_the_request_is_warned_of_and_an_equal_one_is_not",
+            "test_a_request_is_that_many_mib_of_a_card",
+        ),
+        35: ("test_selectors_of_gke_choose_nodes_with_as_many_replicas",),
+        37: ("test_any_set_of_words_is_a_request_within_the_gpu_or_a_refusal_that_names_a_key",),
     },
     "extender": {
         1: ("test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is",),
@@ -302,7 +360,18 @@ _NEEDS_GPU = "it needs a GPU"
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
-    "words": {},
+    "words": {
+        **dict.fromkeys(
+            (31, 32),
+            "no claim is held by MPS: parameters for it are checked field by field, and refuse the "
+            "claim ([what is wrong or cannot be met is refused with the field]"
+            "(unit/dialects/test_dra_parameters.py); [other kinds and unknown fields are refused]"
+            "(unit/dialects/test_dra_parameters.py))",
+        ),
+        34: "nothing sets the length of time slices: a claim with an interval other than Default "
+        "is refused ([what is wrong or cannot be met is refused with the field]"
+        "(unit/dialects/test_dra_parameters.py))",
+    },
     "gpusharing": {},
     "hami_core": {
         34: "Leasehold does not limit it; an operator can, "

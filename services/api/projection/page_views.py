@@ -61,6 +61,8 @@ class NodeView(View, frozen=True, kw_only=True):
     unschedulable: bool = False
     cordoned_by: str = ""
     """Who made it so, if that is known."""
+    other_manager: str = ""
+    """What shows that another program gives out parts of its GPUs, too; or empty."""
     deleted: bool = False
     """The API server no longer has it; some of its leases have not ended yet."""
     devices: tuple[DeviceUuid, ...] = ()

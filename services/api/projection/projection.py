@@ -91,6 +91,7 @@ class Projection:
             cordoned=cordon_reason(served),
             unschedulable=facts.unschedulable,
             cordoned_by=facts.cordoned_by,
+            other_manager=facts.other_manager,
             deleted=not facts.allocatable and not facts.labels,
             devices=tuple(device.uuid for device, _ in totals.node.devices),
         )

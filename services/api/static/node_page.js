@@ -70,6 +70,7 @@ export class NodePage extends Detail {
           Math.max(0, ...devices.map((device) => freeMib(device, store.closedReason(device)))),
         ),
         "Closed to new pods": closed,
+        "Also shared by": node.other_manager,
       }),
     );
     this.showCommands({

@@ -16,6 +16,10 @@ from shared.model.leases.lease import MIB
 from shared.model.quantity import parse_quantity
 
 MOST_DEVICES = 128
+NO_SLICES = (
+    "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
+    "length of time slices to set"
+)
 _DEVICE = re.compile(r"[0-9]{1,3}|GPU-[\w-]{1,64}", re.ASCII)
 Quantity = Annotated[str, Meta(max_length=NAME)] | int
 
@@ -50,13 +54,15 @@ class DeviceConfig(_Strict, frozen=True, kw_only=True):
     sharing: Sharing | None = None
 
 
-def check_parameters(parameters: bytes) -> None:
-    """Raise RequestError for parameters that are invalid, or that no node can meet.
+def check_parameters(parameters: bytes) -> str:
+    """Return which parameters have no effect, as a sentence, or an empty text.
 
-    Time slices of the default length are what the containers of a claim have anyway. Those of an
-    instance of MIG have no length to set.
+    Raises RequestError for parameters that are invalid, or that no node can meet. Time slices of
+    the default length are what the containers of a claim have anyway. Those of an instance of MIG
+    have no length to set.
 
     >>> check_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}')
+    ''
     """
     try:
         config = msgspec.json.decode(parameters, type=DeviceConfig)
@@ -64,10 +70,11 @@ def check_parameters(parameters: bytes) -> None:
         raise RequestError(f"parameters of the claim are invalid: {cut(str(error))}") from error
     sharing = config.sharing
     if sharing is None:
-        return
+        return ""
     if sharing.strategy == "TimeSlicing":
-        _check_time_slicing(sharing, of_gpu=config.kind == "GpuConfig")
-        return
+        of_gpu = config.kind == "GpuConfig"
+        _check_time_slicing(sharing, of_gpu=of_gpu)
+        return "" if of_gpu else NO_SLICES
     if sharing.time_slicing_config is not None:
         raise RequestError("sharing.timeSlicingConfig is set, and sharing.strategy is MPS")
     _check_limits(sharing.mps_config or MpsConfig())

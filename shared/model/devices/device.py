@@ -344,8 +344,9 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the MiB of `device` that one share for `request` takes.
 
     A percentage has precedence over an amount: it counts whole units of the device's memory (or
-    whole MiB, where the dialect requires it), rounded down, as billionths are to whole MiB. Bytes
-    are rounded up. Without a request it is all of the memory; of a device with replicas, one.
+    whole MiB, where the dialect requires it), rounded down, as billionths are to whole MiB, but to
+    1 MiB at least. Bytes are rounded up. Without a request it is all of the memory; of a device
+    with replicas, one.
     """
     request = request_on(request, device)
     unit = 1 if request.percent_of_mib else device.unit_mib
@@ -353,7 +354,7 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     if request.whole:
         return everything
     if request.memory_billionths:
-        return device.memory_mib * request.memory_billionths // BILLION
+        return max(1, device.memory_mib * request.memory_billionths // BILLION)
     if request.memory_percent is not None:
         return device.memory_mib // unit * request.memory_percent // 100 * unit
     if request.memory_bytes is not None:

@@ -68,6 +68,8 @@ class AllocatedClaim:
     """The copy in `status.devices`, as read."""
     refusal: MessageText = ""
     """Why its parameters cannot be met, or empty."""
+    warning: MessageText = ""
+    """Which of its parameters have no effect, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,11 @@ from tests.support.dialects.checklist import (
     allocated_setup,
     annotation_of,
     annotations_of,
+    labels_of,
     leases,
     uuid,
 )
+from tests.support.dialects.kai_pods import is_kais_own
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 
 pytestmark = NEEDS_KUBECTL
@@ -133,4 +135,8 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
         "kai": 1536 * MIB,
     }
     assert (await up.environment("kai"))["GPU_PORTION"] == "0.10"
+    objects = json.loads(await up.kubectl_out("get", "pods,nodes", "-A", "-o", "json"))["items"]
+    assert len(objects) > len(EVERYBODY)
+    keys = {key for it in objects for key in {**annotations_of(it), **labels_of(it)}}
+    assert {key for key in keys if is_kais_own(key)} == set(), "no author wrote one here"
     await up.audit()

@@ -306,6 +306,17 @@ async def test_a_closed_device_has_its_reason_in_words(browser: Browser, shown: 
     await expect(page.get_by_role("main")).to_contain_text("Closed to new podsfan is loud")
 
 
+async def test_the_page_of_a_node_shows_another_manager_of_its_gpus(
+    browser: Browser, shown: RunningApi
+) -> None:
+    manager = "condition gpu-fractioning.nvidia.com/Ready"
+    await shown.ledger.save_nodes([replace(facts("a"), other_manager=manager)])
+
+    page = await opened(browser, shown, "#/node/a")
+
+    await expect(page.get_by_role("main")).to_contain_text(f"Also shared by{manager}")
+
+
 async def test_a_device_in_mig_mode_is_marked_and_counts_instances(
     browser: Browser, shown: RunningApi
 ) -> None:

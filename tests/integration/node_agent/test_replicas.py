@@ -1,15 +1,27 @@
 """A node that offers its GPUs as replicas, by the configuration of NVIDIA's plugin."""
 
+import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
+from services.node_agent import device_watcher
+from services.node_agent.gpus.inventory import SharingConfig
+from services.node_agent.service import NodeAgent
+from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.model.devices.device import DeviceMode
-from shared.model.leases.lease import Share
+from shared.model.devices.replicas import Replicas
+from shared.model.events.request_reply import BindRequest
+from shared.model.leases.lease import LeaseState, Share
+from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
+from tests.support.binder.node_binder import post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.simcluster.kubelet import pod
+from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
 GPU = "nvidia.com/gpu"
@@ -140,6 +152,60 @@ async def test_words_27_gpus_become_replicas_once_none_is_in_use_and_amounts_aga
     assert "default/trainer hold parts of them; cordon the node" in in_the_way["message"]
     assert cleared["message"] == ""
     assert shown[REPLICAS] == "4"
+
+
+async def reconfigure(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the agent read a configuration with replicas at its next probe, and probe."""
+    quarter = Replicas(number=4, strategy="time-slicing", resource=GPU)
+    config = replace(await agent.watcher.config.load(), replicas=quarter)
+
+    async def load() -> SharingConfig:
+        return config
+
+    monkeypatch.setattr(agent.watcher.config, "load", load)
+    await agent.watcher.probe()
+
+
+@pytest.mark.parametrize("admitted", ["before", "meanwhile"])
+async def test_gpus_to_which_a_pod_was_admitted_change_once_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, admitted: str
+) -> None:
+    """Its binder commits its lease after that, and the agent reads of the lease later still."""
+    changing = threading.Event()
+    may_change = threading.Event()
+
+    def advertised(*args: Any) -> NodeAdvertisement:
+        changing.set()
+        assert may_change.wait(30)
+        return advertisement_of(*args)
+
+    async with one_node_cluster("1xT4") as cluster, cluster.running() as agent:
+        reserved = reserve(cluster, 1, share())
+        request = BindRequest(node=NodeName(NODE), leases=(reserved,))
+
+        async def admit() -> None:
+            await until(lambda: agent.admit_binds(request), lambda reply: not reply.deferred_pods)
+
+        if admitted == "before":
+            await admit()
+            await reconfigure(agent, monkeypatch)
+        else:
+            monkeypatch.setattr(device_watcher, "advertisement_of", advertised)
+            change = asyncio.create_task(reconfigure(agent, monkeypatch))
+            await until(changing.is_set)
+            await admit()
+            may_change.set()
+            await change
+        lease = cluster.ledger.grant(structs.replace(reserved, state=LeaseState.BOUND, version=2))
+        await cluster.push_lease(lease)
+        post(cluster, lease.name)
+        await cluster.node.phase(lease.name, "Running")
+        amount = cluster.node.amount(GPU)
+        await cluster.delete_pod(lease.name)
+        await cluster.release(lease)
+        await until(agent.watcher.probe, lambda _: cluster.node.amount(GPU) == "4")
+
+    assert amount == "10"
 
 
 @pytest.mark.parametrize("gpus", ["1xT4", "1xT4+1xA100-40GB:mig"])

@@ -76,6 +76,12 @@ def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:
     return notes
 
 
+def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return an object's labels."""
+    labels: dict[str, str] = item["metadata"].get("labels") or {}
+    return labels
+
+
 def annotation_of(pod: Mapping[str, Any], key: str) -> str:
     """Return an annotation of a pod."""
     text: str = annotations_of(pod)[key]

@@ -6,6 +6,12 @@ from tests.support.webhook.reviews import Obj, container, pod
 
 SCHEDULER = "kai-scheduler"
 QUEUE = {"kai.scheduler/queue": "default-queue"}
+OWN_PREFIXES = ("nvidia.com/container.", "kai.scheduler/", "runai")
+"""Of keys that KAI's components write and obey, or that pods' authors write for them."""
+
+
+def is_kais_own(key: str) -> bool:
+    return key.startswith(OWN_PREFIXES)
 
 
 def kai_pod(*containers: Obj, init: tuple[Obj, ...] = (), **fields: Any) -> Obj:

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from services.claims.claim_answers import leased_answer
 from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
+from shared.dialects.nvidia.dra_parameters import NO_SLICES
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
@@ -154,9 +156,21 @@ def test_a_fault_that_names_pods_is_not_told_to_the_user_of_a_claim(fault: str, 
     assert text.endswith(told)
 
 
-def parameters(driver: str, **sharing: Any) -> dict[str, Any]:
-    config = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+def parameters(driver: str, kind: str = "GpuConfig", **sharing: Any) -> dict[str, Any]:
+    config = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
     return {"source": "FromClaim", "opaque": {"driver": driver, "parameters": config}}
+
+
+def test_words_33_the_condition_of_a_leased_claim_says_which_parameters_have_no_effect() -> None:
+    of_instance = parameters(DRIVER, "MigDeviceConfig", strategy="TimeSlicing")
+    lease = leased(reserved("gpu"))
+    messages = [
+        leased_answer(read_claim("gpu", config=[config]), lease).message
+        for config in (of_instance, parameters(DRIVER, strategy="TimeSlicing"))
+    ]
+
+    said = f"leased on node n1 with version {lease.version}"
+    assert messages == [f"{said}; {NO_SLICES}", said]
 
 
 def test_a_claim_whose_parameters_no_node_can_meet_is_refused_in_words() -> None:

@@ -13,7 +13,7 @@ from shared.model.devices.device import required_memory_mib
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_parser import parse_manifest
 from tests.support.build import device
-from tests.support.dialects.kai_pods import GUIDE, SCHEDULER, kai_pod
+from tests.support.dialects.kai_pods import GUIDE, SCHEDULER, is_kais_own, kai_pod
 from tests.support.webhook.reviews import Obj, applied, container, decided, gpu, pod
 
 SERVED = SchedulerChoice(served=frozenset({"leasehold", SCHEDULER}))
@@ -55,6 +55,28 @@ def test_each_example_of_the_guide_is_admitted_and_read_as_it_is(example: str) -
     }
     assert completed["spec"]["schedulerName"] == SCHEDULER
     assert parsed(obj) == parsed(completed)
+
+
+@pytest.mark.parametrize("example", GUIDE)
+def test_words_20_admission_writes_no_key_of_kais_own_components(example: str) -> None:
+    obj, _ = GUIDE[example]
+
+    completed = applied(obj, reviewed(obj))["metadata"]
+
+    for field in ("annotations", "labels"):
+        written = completed[field].items() - obj["metadata"][field].items()
+        assert [key for key, _ in written if is_kais_own(key)] == []
+
+
+def test_words_12_a_queue_is_warned_of_once_and_changes_nothing() -> None:
+    obj = kai_pod(notes=HALF)
+    unqueued = {**obj, "metadata": {**obj["metadata"], "labels": {}}}
+
+    [warning] = [text for text in reviewed(obj).warnings if "kai.scheduler/queue" in text]
+
+    assert warning.endswith("has no effect: there are no queues; namespaces share by their budgets")
+    assert parsed(obj) == parsed(unqueued)
+    assert reviewed(unqueued).warnings == ()
 
 
 def test_a_container_with_other_limits_keeps_them_and_a_second_review_changes_nothing() -> None:
@@ -136,7 +158,9 @@ def test_the_words_in_a_pod_of_another_scheduler_are_warned_of_and_have_no_effec
         ({}, "kai.scheduler/queue has no effect: there are no queues"),
     ],
 )
-def test_a_word_without_effect_is_warned_of(notes: dict[str, str], text: str) -> None:
+def test_words_13_a_word_of_kai_without_effect_is_warned_of(
+    notes: dict[str, str], text: str
+) -> None:
     decision = reviewed(kai_pod(notes=HALF | notes))
 
     assert decision.allowed, decision.message

@@ -1,7 +1,11 @@
 """Where pods in KAI's words are placed."""
 
+import pytest
+
 from shared.dialects.dialect import PodManifest, Rules
+from shared.dialects.kai.words import POD_MODE, SM_SHARING, TIME_SLICING
 from shared.dialects.pod_requests import parse_pod_request
+from shared.model.devices.enforcers import Offer
 from shared.model.leases.ledger import LedgerNode
 from shared.model.requests.placement import Placement, Refusal
 from tests.support.build import devices, gpu, ledger_node, request
@@ -60,6 +64,27 @@ def test_pods_by_mps_wait_where_no_device_offers_it() -> None:
 
     assert isinstance(outcome, Refusal)
     assert "no GPU with the enforcer that the pod demands" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(TIME_SLICING, SM_SHARING), (SM_SHARING, TIME_SLICING)]
+)
+@pytest.mark.parametrize("key", ["nvidia.com/container.main.gpu-compute.mode", POD_MODE])
+def test_words_17_pods_of_different_modes_never_share_a_gpu(
+    key: str, first: str, second: str
+) -> None:
+    both = Offer(memory=("mps", "hami-core"), compute=("mps", "hami-core"))
+    cluster = Cluster(ledger_node("n1", *devices(2, offer=both), served=(TRIGGER,)))
+
+    def place(mode: str) -> Placement | Refusal:
+        notes = {"gpu-fraction": "0.25", key: mode}
+        return cluster.place(parse_pod_request(completed(manifest(notes)), Rules()))
+
+    outcomes = [place(mode) for mode in (first, second, first, second)]
+
+    gpus = [outcome.shares[0].device for outcome in outcomes if isinstance(outcome, Placement)]
+    assert len(gpus) == 4
+    assert set(gpus[::2]).isdisjoint(gpus[1::2])
 
 
 def test_no_node_is_taken_where_another_manager_reads_the_same_annotations() -> None:

@@ -71,6 +71,7 @@ def requested(notes: Mapping[str, str], *names: str, **more: Any) -> GpuRequest:
         ({"gpu-fraction": "0.3333333333"}, 5_119, 47_923),
         ({"gpu-fraction": "0.125"}, 1_920, 17_971),
         ({"gpu-fraction": ".005"}, 76, 718),
+        ({"gpu-fraction": "1e-6"}, 1, 1),
         ({"gpu-memory": "4096"}, 4_096, 4_096),
         ({f"{MAIN}gpu-memory.request": "1000M"}, 954, 954),
         ({f"{MAIN}gpu-memory.request": "1000Mi"}, 1_000, 1_000),
@@ -122,7 +123,7 @@ def test_a_fraction_counts_the_memory_of_the_card_whatever_the_nodes_unit_is() -
         ),
     ],
 )  # fmt: skip
-def test_words_beside_an_amount_mean_what_kai_documents(
+def test_each_word_beside_an_amount_means_what_kai_documents(
     notes: dict[str, str], facts: dict[str, Any]
 ) -> None:
     request = requested(notes)

@@ -22,6 +22,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, UnservedResource
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.replicas import Replicas
 from shared.model.events.request_reply import BindReply
 from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
@@ -353,6 +354,24 @@ def test_a_pod_whose_layout_its_device_does_not_have_any_more_is_not_admitted() 
     world.clock.advance(SETTLE_S)
 
     assert "were the layouts changed" in world.admit(lease).refusals[lease.pod]
+
+
+def test_a_pod_that_was_reserved_before_gpus_became_replicas_is_not_admitted() -> None:
+    """Then it is placed again; one that was admitted before keeps them from changing."""
+    world = World()
+    lease = reserved("one")
+    replicas = Replicas(number=4, strategy="time-slicing", resource="nvidia.com/gpu")
+    world.node.snapshot = snapshot_of(
+        *(
+            replace(device, mode=DeviceMode.REPLICAS, replicas=replicas, slots=replicas.number)
+            for device in snapshot().devices.values()
+        )
+    )
+
+    world.admit(lease)
+    world.clock.advance(SETTLE_S)
+
+    assert "is offered as replicas by time-slicing" in world.admit(lease).refusals[lease.pod]
 
 
 def test_one_pod_of_each_gpu_is_in_flight(world: World) -> None:
