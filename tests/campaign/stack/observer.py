@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +99,8 @@ class Observer:
             ledger=ledger,
             mig_devices=MIG_UUIDS,
             instances=instances,
-            evicted={
-                uid: evicted_at
-                for proxy in self.cluster.api.values()
-                for uid, evicted_at in proxy.evicted.items()
-            },
-            withdrawn={
-                uid: at
-                for proxy in self.cluster.api.values()
-                for uid, at in proxy.withdrawn.items()
-            },
+            evicted=_merged(min, [proxy.evicted for proxy in self.cluster.api.values()]),
+            withdrawn=_merged(max, [proxy.withdrawn for proxy in self.cluster.api.values()]),
             denied={part: proxy.denied for part, proxy in self.cluster.api.items() if proxy.denied},
             homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
             unready=dict(self._unready),
@@ -250,6 +242,17 @@ class Observer:
                 return None if answer.status == 200 else text
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return f"no answer: {error!r}"
+
+
+def _merged(
+    choose: Callable[[Iterable[float]], float], times: Iterable[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the times of what several proxies have seen, by UID."""
+    merged: dict[str, list[float]] = {}
+    for seen in times:
+        for uid, at in seen.items():
+            merged.setdefault(uid, []).append(at)
+    return {uid: choose(seen) for uid, seen in merged.items()}
 
 
 def read_spans(traces: Path) -> list[dict[str, Any]]:
