@@ -139,6 +139,18 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
     return Hint(words, (removed, limit(container, resource, value)))
 
 
+def memory_mib(name: str, amount: int) -> int:
+    """Return how much of a GPU's memory was meant by an unknown resource, or 0 if it is none.
+
+    >>> memory_mib("aliyun.com/gpu-mem", 3), memory_mib("habana.ai/gaudi", 1)
+    (3072, 0)
+    """
+    instead = meant_resource(name, amount)
+    if instead is None or instead.changes[-1].name != nvidia.MEMORY:
+        return 0
+    return int(parse_quantity(instead.changes[-1].value))
+
+
 def _listed(changes: tuple[Change, ...]) -> str:
     return " and ".join(f"{change.name}: {change.value}" for change in changes)
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import starmap
 from statistics import fmean
 from typing import Any
 
@@ -469,7 +468,11 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             next=f"{_describe(pod)}; `{program} gpus` shows every lease",
         )
     if pod.unknown and not pod.node:
-        meant = "; ".join(filter(None, starmap(did_you_mean, pod.unknown.items())))
+        meant = "; ".join(
+            text
+            for name, amount in pod.unknown.items()
+            if (text := did_you_mean(name, amount, pod.requested))
+        )
         return _explained(
             pod,
             "foreign",
@@ -477,11 +480,12 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             next="; ".join(filter(None, (meant, "recreate the pod with the right resource"))),
         )
     if not pod.requests_gpus:
+        instead = pod.annotated or f"{request_one(pod.none).text} for one GPU"
         return _explained(
             pod,
             "foreign",
             "requests no GPU by a resource name that Leasehold knows",
-            next=f"{request_one(pod.none).text} for one GPU, and recreate the pod",
+            next=f"{instead}, and recreate the pod",
         )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)

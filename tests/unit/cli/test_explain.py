@@ -441,6 +441,7 @@ def test_explain_names_the_resource_that_was_meant() -> None:
         ({"volcano.sh/vgpu-memory": 0}, "write `volcano.sh/vgpu-memory: 4096`"),
         ({"habana.ai/gaudi": "1"}, "did you mean nvidia.com/gpu?"),
         ({"aliyun.com/gpu-mem": "3"}, "did you mean nvidia.com/gpumem: 3072?"),
+        ({"habana.ai/gaudi": 1, "nvidia.com/gpu": 1}, "remove it, as the pod requests nvidia.com"),
         ({"nvidia.com/gpu": "1"}, "set spec.schedulerName to leasehold"),
         ({"nvidia.com/gpu": "one"}, "set spec.schedulerName to leasehold"),
     ],
@@ -454,6 +455,19 @@ def test_a_pod_without_gpus_is_not_sent_to_a_scheduler(
     answer = explained(replace(pod, scheduler="default-scheduler"), EMPTY)
 
     assert (answer.verdict, answer.next.startswith(next_text)) == ("foreign", True)
+
+
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "runai-scheduler"])
+def test_a_part_of_a_gpu_by_annotations_is_advised_as_resources(scheduler: str) -> None:
+    meta = {"name": "p", "uid": "u", "annotations": {"run.ai/gpu-memory": "4Gi"}}
+    spec = {"containers": [{"name": "main"}]}
+    pod = summary_of(msgspec.convert({"metadata": meta, "spec": spec}, ApiPod))
+
+    answer = explained(replace(pod, scheduler=scheduler), EMPTY)
+
+    assert answer.next == (
+        "in container main set nvidia.com/gpu: 1, nvidia.com/gpumem: 4096, and recreate the pod"
+    )
 
 
 def test_explain_names_the_claims_that_another_scheduler_has_to_allocate() -> None:
