@@ -7,7 +7,7 @@ from msgspec import structs
 from services.api.projection.page_views import NodeView
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
-from shared.model.budgets.weights import milli_gpu_of
+from shared.model.budgets.weights import milli_gpu, milli_gpu_of, shares_by_device
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, PodUid
@@ -132,7 +132,7 @@ def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
     """Describe a pod whose lease has ended, without shares of init containers."""
     shares = [share for share in lease.shares if not share.init]
-    gpus = sum(share.part_of_device for share in shares)
+    gpus = sum(map(milli_gpu, shares_by_device(lease).values())) / 1000
     return FinishedPod.from_attributes(
         lease,
         claim=lease.claim is not None,
