@@ -87,6 +87,15 @@ def is_idle(shares: Iterable[HeldShare]) -> bool:
     return bool(running) and all(share.measured and share.measured.idle for share in running)
 
 
+def unused_milli_gpu(shares: Sequence[HeldShare]) -> int | None:
+    """Return what a pod has of a device if no container uses it now; None if it is not measured."""
+    measured = [share.measured for share in shares if not share.init]
+    if not measured or None in measured:
+        return None
+    is_unused = all(usage and usage.idle_since is not None for usage in measured)
+    return milli_gpu_of(shares) if is_unused else 0
+
+
 def idle_milli_gpu(shares: Iterable[HeldShare]) -> int:
     return sum(milli_gpu_of(held) for held in by_pod(shares) if is_idle(held))
 

@@ -24,7 +24,7 @@ def cost_of_lease(
     parts = {uuid: _part(lease.shares, uuid) for uuid in _devices_of(lease.shares)}
     gpus = sum(parts.values(), Fraction(0))
     hours = _hours(lease.created_at, now)
-    idle_s = 0.0 if lease.idle_since is None else max(now - lease.idle_since, 0.0)
+    idle_s = 0.0 if lease.unused_since is None else max(now - lease.unused_since, 0.0)
     idle_hours = min(idle_s / HOUR_S, hours)
     price = _price(parts, devices, prices)
     return PodCost(

@@ -316,7 +316,7 @@ def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) 
     cores = [share.cores_percent for _, share in used if share.cores_percent is not None]
     mib = str(sum(memory)) if memory else "-"
     percent = f"{round(fmean(cores))}%" if cores else "-"
-    idle = sum(share.idle_since is not None for _, share in used)
+    idle = sum(share.idle for _, share in used)
     unknown = f", {len(shares) - len(used)} not measured" if len(used) < len(shares) else ""
     yield f"uses        {mib} MiB and {percent} of their cores; {idle} of them idle{unknown}"
     yield f"least used  GPU {index}: {measured_text(least, now)}"

@@ -148,3 +148,4 @@ class FinishedPod(View, frozen=True, kw_only=True):
     """The mean; null if it was not measured."""
     used_cores_percent: int | None = None
     idle_gpu_hours: float | None = None
+    """While no container used the GPU, as in the costs of its namespace; null: not measured."""

@@ -207,8 +207,9 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     ]
     busy = [replace(each, idle_since=None) if each.cores_percent else each for each in used]
 
-    def lines(*measured: ShareMeasurement) -> tuple[str, ...]:
-        return explained(POD, cluster_of(node, measured=measured)).lines
+    def lines(*measured: ShareMeasurement, idle_after_s: float = 600.0) -> tuple[str, ...]:
+        cluster = cluster_of(node, measured=measured, idle_after_s=idle_after_s)
+        return explained(POD, cluster).lines
 
     assert lines(*busy)[:9] == (
         "3 GPUs      0, 1, 2 of node node-0, Tesla T4",
@@ -223,6 +224,10 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     )
     assert "uses        400 MiB and 75% of their cores; 0 of them idle, 1 not measured" in lines(
         busy[0], busy[2]
+    )
+    assert lines(*busy, idle_after_s=601.0)[2:4] == (
+        "uses        600 MiB and 50% of their cores; 0 of them idle",
+        "least used  GPU 1: 200 MiB and 0% of its cores, processes: 2, not used for 10m",
     )
 
 
