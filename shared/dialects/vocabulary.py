@@ -308,7 +308,7 @@ def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
         small = name.lower()
         if name in GPU_RESOURCES or small.startswith(EXTENDED_RESOURCES):
             continue
-        accelerates = any(part in small.partition("/")[2] for part in ACCELERATORS)
+        accelerates = ACCELERATORS.search(small.partition("/")[2])
         if accelerates or "gpu" in small or small.startswith(PREFIXES):
             yield name
 

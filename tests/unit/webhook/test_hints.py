@@ -400,6 +400,21 @@ FOREIGN = {
     ("k8s.amazonaws.com/vgpu", "1"): None,
     ("gpu", "1"): None,
     ("nvidia.com/pgpu", "1"): None,
+    ("volcano.sh/gpu-mem.128Mi", "40"): 5120,
+    ("volcano.sh/gpu-mem.1Gi", "4"): 4096,
+    ("tke.cloud.tencent.com/qgpu-memory", "5"): 5120,
+    ("vke.volcengine.com/mgpu-memory", "10240"): 10240,
+    ("baidu.com/cgpu_memory", "10"): 10240,
+    ("aws.amazon.com/neuroncore", "2"): None,
+    ("aws.amazon.com/neuron", "1"): None,
+    ("google.com/tpu", "4"): None,
+    ("huawei.com/Ascend910", "1"): None,
+    ("huawei.com/npu", "1"): None,
+    ("cambricon.com/mlunum", "1"): None,
+    ("hygon.com/dcunum", "1"): None,
+    ("enflame.com/vgcu", "1"): None,
+    ("kunlunxin.com/xpu", "1"): None,
+    ("alibabacloud.com/ppu", "1"): None,
 }
 """Resources of systems that Leasehold does not read, and the MiB of a GPU that they stand for."""
 
