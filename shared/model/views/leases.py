@@ -54,18 +54,11 @@ class LeaseView(View, frozen=True, kw_only=True):
         return f"{RESIZE_WAITING}: {gets} when {missing}"
 
     @property
-    def unused_since(self) -> float | None:
-        """The last use of its devices by any container, also before they are marked as idle."""
+    def idle_since(self) -> float | None:
         measured = [share.measured for share in self.shares if not share.init]
-        since = [usage.idle_since for usage in measured if usage]
+        since = [usage.idle_since for usage in measured if usage and usage.idle]
         instants = [instant for instant in since if instant is not None]
         return max(instants) if instants and len(instants) == len(measured) else None
-
-    @property
-    def idle_since(self) -> float | None:
-        """The same, once all of them are marked."""
-        measured = [share.measured for share in self.shares if not share.init]
-        return self.unused_since if all(usage and usage.idle for usage in measured) else None
 
 
 class StartView(View, frozen=True, kw_only=True):
