@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+import services.cli.commands  # noqa: F401 - declares the commands
 from services.api.reports.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
+from services.cli.arguments import COMMANDS
 from tests.contract.test_pages import anchors
 from tools.generate import grafana
 from tools.generate.pages import ROOT
@@ -73,6 +75,8 @@ def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, A
     assert page == "docs/troubleshooting.md"
     assert section in anchors(ROOT / page)
     assert alert["labels"]["severity"] in {"critical", "warning"}
+    named = re.findall(r"\bleasehold ([a-z][a-z-]*)", alert["annotations"]["next"])
+    assert COMMANDS.keys() >= set(named)
 
 
 def test_each_scraped_service_has_an_alert_when_it_is_down() -> None:
