@@ -115,7 +115,8 @@ async def test_finished_pods_have_the_means_of_their_usage_for_a_day(
 ) -> None:
     held = lease("p1", namespace="team", created_at=BEGIN)
     for number in range(240):
-        idle, unused = 50 if 20 <= number < 60 else 0, 50 if number < 60 else 0
+        idle = 50 if 20 <= number < 60 else 0
+        unused = 50 if number < 60 else 0
         amounts = [3000, 50, 1000 + number % 2 * 1000, None, idle]
         sample: Sample = {POD: {"p1": amounts}, UNUSED: {"p1": (unused,)}}
         history.add(sample, BEGIN + 30 * (number + 1))
