@@ -258,5 +258,12 @@ function budgetChart(history, budget) {
       ),
     });
   }
-  return { at, lines, unit: currency || "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
+  return {
+    at,
+    lines,
+    unit: currency || "min",
+    highest: 1,
+    end: at.at(-1),
+    shown: points.length - 1,
+  };
 }
