@@ -100,8 +100,10 @@ def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
 
 def measured_text(measured: MeasuredView, now: float) -> str:
     memory, cores = used_texts(measured)
-    idle = "" if measured.idle_since is None else f", idle for {age(now - measured.idle_since)}"
-    return f"{memory} MiB and {cores} of its cores, processes: {measured.processes}{idle}"
+    since = measured.idle_since
+    state = "idle" if measured.idle else "not used"
+    unused = "" if since is None else f", {state} for {age(now - since)}"
+    return f"{memory} MiB and {cores} of its cores, processes: {measured.processes}{unused}"
 
 
 def notes(view: GpusView | LeasesView | IdleView) -> list[Text]:

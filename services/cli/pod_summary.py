@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.dialects import GPU_RESOURCES
+from shared.dialects.dialect import ContainerManifest, PodManifest
+from shared.dialects.kai.elsewhere import as_resources
 from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod, ObjectMeta
 from shared.model.errors import RequestError
@@ -28,8 +30,12 @@ class PodSummary:
     """By a resource that a dialect has, of which it requests more than none, or by a claim."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Resources that it requests and no dialect has, and whose names are those of GPUs."""
+    requested: frozenset[str] = frozenset()
+    """Resources of dialects of which it requests more than none."""
     none: frozenset[str] = frozenset()
     """Resources of dialects that it requests with an amount of 0."""
+    annotated: str = ""
+    """How a pod without a GPU requests by resources what its annotations stand for, if anything."""
     controller: str = ""
     """Kind and name of the object that creates the pod again, or empty if none does."""
     deployment: str = ""
@@ -80,6 +86,19 @@ def _whole(amount: object) -> int:
         return 0
 
 
+def _annotated(pod: ApiPod) -> str:
+    containers = (
+        *(ContainerManifest(name=it.name, init=True) for it in pod.spec.init_containers),
+        *(ContainerManifest(name=it.name) for it in pod.spec.containers),
+    )
+    meta = pod.metadata
+    manifest = PodManifest(
+        namespace=Namespace(meta.namespace), containers=containers, annotations=meta.annotations
+    )
+    instead = as_resources(manifest)
+    return instead.text if instead is not None else ""
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
     amounts = dict(_amounts(pod))
     return PodSummary(
@@ -99,9 +118,15 @@ def summary_of(pod: ApiPod) -> PodSummary:
         scheduler=pod.spec.scheduler_name,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
+        requested=frozenset(
+            name
+            for name, amount in amounts.items()
+            if name in GPU_RESOURCES and not _is_none(amount)
+        ),
         none=frozenset(
             name for name, amount in amounts.items() if name in GPU_RESOURCES and _is_none(amount)
         ),
+        annotated=_annotated(pod),
         unknown={name: _whole(amounts[name]) for name in unknown_gpus(amounts)},
         annotations=pod.metadata.annotations,
         rejection=rejection_of(pod.status),

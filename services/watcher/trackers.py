@@ -441,7 +441,7 @@ class NodeTracker:
         if pod.ours or pod.node or pod.has_ended or self.revision is None:
             return []
         texts = [
-            no_node_has(name, pod.resources[name])
+            no_node_has(name, pod.resources[name], pod.resources)
             for name in unknown_gpus(pod.resources)
             if not any(name in node.allocatable for node in self.observed.values())
         ]

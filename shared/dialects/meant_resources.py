@@ -84,15 +84,21 @@ so, and no program for CUDA runs in so few MiB."""
 _MIG = re.compile(r"nvidia\.com/mig-(\d)g\.(\d+)gb.*", re.ASCII)
 _OF_SIZE = re.compile(r"nvidia\.com/gpu-(\d{1,4})gb", re.ASCII)
 """A part of a GPU with so much memory, as some operators of MPS name it."""
-ACCELERATORS = ("gaudi", "tpu", "neuron", "ascend", "mlu", "dcu")
-"""Parts of names of resources of other vendors, as their device plugins have them."""
+ACCELERATORS = re.compile(
+    r"gaudi|neuron|ascend|qaic|(?<![a-z])(?:tpu|mlu|dcu|gcu|vgcu|npu|xpu|ppu)(?![a-z])"
+    r"|(?:mlu|dcu)num"
+)
+"""Parts of names of resources of other vendors, in small letters, as device plugins have them."""
+_OF_UNIT = re.compile(r"\.(\d{1,5})(mi|gi)", re.ASCII)
+"""Ends a name whose amount is a number of such units of memory."""
 _MEASURES = (
+    (("neuroncore",), (), Measure.GPUS),
     (("mem",), ("percent", "ratio"), Measure.MEMORY_PERCENT),
     (("mem",), (), Measure.MEMORY),
     (("core", "vcuda"), (), Measure.CORES),
     (("priority",), (), Measure.PRIORITY),
     (("percent", "ratio"), (), Measure.MEMORY_PERCENT),
-    (("gpu", "cuda", *ACCELERATORS), (), Measure.GPUS),
+    (("gpu", "cuda"), (), Measure.GPUS),
 )
 """Parts of which a name has one, of each of two lists, and what it measures; the first counts."""
 MOST_GPUS = 16
@@ -132,11 +138,26 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
     measure = _measure(small)
     if measure is None:
         return None
+    written = _text(amount)
+    if measure is Measure.MEMORY and (unit := _OF_UNIT.search(small)):
+        amount *= int(unit[1]) * (1024 if unit[2] == "gi" else 1)
     prefix, resource = _resource(small, measure)
     is_foreign = not prefix and not small.startswith("nvidia.com/")
     value = _value(resource, measure, amount, is_foreign=is_foreign)
-    words = resource if value == _text(amount) else f"{resource}: {value}"
+    words = resource if value == written else f"{resource}: {value}"
     return Hint(words, (removed, limit(container, resource, value)))
+
+
+def memory_mib(name: str, amount: int) -> int:
+    """Return how much of a GPU's memory was meant by an unknown resource, or 0 if it is none.
+
+    >>> memory_mib("aliyun.com/gpu-mem", 3), memory_mib("habana.ai/gaudi", 1)
+    (3072, 0)
+    """
+    instead = meant_resource(name, amount)
+    if instead is None or instead.changes[-1].name != nvidia.MEMORY:
+        return 0
+    return int(parse_quantity(instead.changes[-1].value))
 
 
 def _listed(changes: tuple[Change, ...]) -> str:
@@ -150,7 +171,7 @@ def _measure(small: str) -> Measure | None:
             not beside or any(part in ending for part in beside)
         ):
             return measure
-    return None
+    return Measure.GPUS if ACCELERATORS.search(ending) else None
 
 
 def _resource(small: str, measure: Measure) -> tuple[str, str]:

@@ -5,20 +5,15 @@ effect, or none, has its row here. `docs/reference.md` shows the table.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
-from shared.dialects.meant_resources import (
-    ACCELERATORS,
-    meant_part,
-    meant_resource,
-    more_than_none,
-)
+from shared.dialects.kai import elsewhere
+from shared.dialects.meant_resources import ACCELERATORS, meant_resource, more_than_none
 from shared.dialects.nvidia import dialect as nvidia
-from shared.dialects.pod_requests import annotations_of
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.change import Change, Hint, Place, limit
 from shared.model.names import HANDED_OVER, PREEMPTIBLE
@@ -164,7 +159,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
     """Yield annotations and labels that only other dialects read, and words without effect."""
-    yield from _of_other_scheduler(pod, dialect)
+    yield from elsewhere.find_ineffective(pod, dialect)
     if not dialect:
         return
     own = DIALECTS[dialect]
@@ -191,29 +186,6 @@ def _same_field(key: str, own: Dialect) -> Iterator[str]:
                 yield own.request_fields[name][0]
 
 
-def _of_other_scheduler(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    for other in DIALECTS.values():
-        if other.name == dialect or other.read_for in {"", pod.scheduler}:
-            continue
-        for key in annotations_of(pod, other):
-            text = (
-                f"annotation {key} has no effect: it is read in pods with schedulerName "
-                f"{other.read_for} only"
-            )
-            part = _meant_by_annotation(pod, key)
-            changes = (Change(Place.ANNOTATION, key), *(part.changes if part else ()))
-            yield Hint(f"{text}; {part.text}" if part else text, changes)
-
-
-def _meant_by_annotation(pod: PodManifest, key: str) -> Hint | None:
-    """Return how a pod without a GPU requests the part of one that an annotation stands for."""
-    if any(container.amounts.keys() & GPU_RESOURCES for container in pod.containers):
-        return None
-    if not key.endswith("gpu-fraction") or not pod.containers:
-        return None
-    return meant_part(nvidia.COUNT, pod.annotations[key], (), pod.containers[0].name)
-
-
 _OF_DIALECTS = frozenset().union(
     *(
         dialect.request_annotations | dialect.request_labels
@@ -227,7 +199,7 @@ def _misplaced_texts(
     pod: PodManifest, texts: Mapping[str, str], place: Place
 ) -> Iterator[MisplacedKey]:
     for name in sorted(texts):
-        word = WORDS.get(name)
+        word = _word_of(name, place)
         if word is None and not name.lower().startswith(PREFIXES):
             continue
         fault = f"{place} {name} has no effect"
@@ -251,6 +223,11 @@ def _misplaced_texts(
             yield MisplacedKey(
                 text, (Change(place, name), Change(word.place, word.name, texts[name]))
             )
+
+
+def _word_of(name: str, place: Place) -> Word | None:
+    """Return the word that a name is. Annotations with a mistaken prefix have their own hints."""
+    return WORDS.get(name) or WORDS.get(elsewhere.bare_name(name) if place is Place.LABEL else "")
 
 
 def _known_text(small: str, place: Place) -> Word | None:
@@ -331,23 +308,33 @@ def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
         small = name.lower()
         if name in GPU_RESOURCES or small.startswith(EXTENDED_RESOURCES):
             continue
-        accelerates = any(part in small.partition("/")[2] for part in ACCELERATORS)
+        accelerates = ACCELERATORS.search(small.partition("/")[2])
         if accelerates or "gpu" in small or small.startswith(PREFIXES):
             yield name
 
 
-def no_node_has(name: str, amount: int) -> str:
-    return f"no node of this cluster has {name}: {did_you_mean(name, amount)}".removesuffix(": ")
+def no_node_has(name: str, amount: int, beside: Collection[str]) -> str:
+    text = did_you_mean(name, amount, beside)
+    return f"no node of this cluster has {name}: {text}".removesuffix(": ")
 
 
-def did_you_mean(name: str, amount: int) -> str:
+def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
     """Return what was probably meant by an unknown resource, or an empty text.
+
+    `beside` are other resources of the pod.
 
     >>> did_you_mean("nvidia.com/gpumemory", 3000)
     'did you mean nvidia.com/gpumem?'
+    >>> did_you_mean("habana.ai/gaudi", 1, ["nvidia.com/gpu"])
+    'remove it, as the pod requests nvidia.com/gpu, too'
     """
     instead = meant(name, amount)
-    return f"did you mean {instead.text}?" if instead else ""
+    if instead is None:
+        return ""
+    added = [change.name for change in instead.changes if change.value]
+    if all(resource in beside for resource in added):
+        return f"remove it, as the pod requests {' and '.join(added)}, too"
+    return f"did you mean {instead.text}?"
 
 
 def request_one(none: Iterable[str] = (), container: str = "") -> Hint:

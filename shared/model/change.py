@@ -25,7 +25,7 @@ class Change:
     name: str
     """Of a field, its path in the container, or else in the pod; `env[A]` is the item named A."""
     value: str = ""
-    """Empty: it is removed. Of a taint, `value:effect`."""
+    """Empty: it is removed, a total from all containers. Of a taint, `value:effect`."""
     container: str = ""
 
 
@@ -70,10 +70,16 @@ def _limits_text(changes: Sequence[Change]) -> str:
     return " and ".join(texts + [f"remove {', '.join(removed)}"] * bool(removed))
 
 
+def _total_text(change: Change) -> str:
+    if not change.value:
+        return f"remove {change.name} from all containers"
+    return f"request at most {change.value} of {change.name} in all containers together"
+
+
 def _text(change: Change) -> str:
     match change.place:
         case Place.TOTAL:
-            return f"request at most {change.value} of {change.name} in all containers together"
+            return _total_text(change)
         case Place.TOLERATION:
             return f"tolerate the taint {change.name}={change.value}"
         case Place.SELECTOR if change.value:

@@ -99,6 +99,9 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
                 (Place.RESOURCE, after.containers[0].container) if own else (Place.TOTAL, "")
             )
             changes.append(Change(place, name, _amount(name, amount), container))
+    changes += [
+        Change(Place.TOTAL, name) for name in sorted(before.resources.keys() - after.resources)
+    ]
     changes += _node_changes(before.node_requirements, after.node_requirements)
     return tuple(
         {(change.place, change.name, change.container): change for change in changes}.values()

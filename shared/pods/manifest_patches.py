@@ -108,11 +108,9 @@ def _pointer(path: Iterable[Token]) -> str:
 def _paths(document: Any, change: Change) -> Iterator[tuple[Token, ...]]:
     match change.place:
         case Place.RESOURCE:
-            for above in _containers(document, change.container):
-                yield (*above, "resources", "limits", change.name)
-                requests = _value(document, (*above, "resources", "requests")) or {}
-                if change.name in requests:  # limits and requests of such resources are equal
-                    yield (*above, "resources", "requests", change.name)
+            yield from _of_amount(document, change.container, change.name)
+        case Place.TOTAL if not change.value:
+            yield from _of_all_containers(document, change.name)
         case Place.ANNOTATION | Place.LABEL:
             yield ("metadata", _OF_METADATA[change.place], change.name)
         case Place.SELECTOR:
@@ -126,10 +124,25 @@ def _paths(document: Any, change: Change) -> Iterator[tuple[Token, ...]]:
             yield from _of_field(document, (), change.name)
 
 
-def _containers(document: Any, name: str) -> Iterator[tuple[Token, ...]]:
+def _of_amount(document: Any, container: str, name: str) -> Iterator[tuple[Token, ...]]:
+    for above in _containers(document, container):
+        yield (*above, "resources", "limits", name)
+        requests = _value(document, (*above, "resources", "requests")) or {}
+        if name in requests:  # limits and requests of such resources are equal
+            yield (*above, "resources", "requests", name)
+
+
+def _of_all_containers(document: Any, name: str) -> Iterator[tuple[Token, ...]]:
+    for above in _containers(document):
+        for amounts in ("limits", "requests"):
+            yield (*above, "resources", amounts, name)
+
+
+def _containers(document: Any, name: str = "") -> Iterator[tuple[Token, ...]]:
+    """Yield the paths of the containers with this name, by default of all."""
     for kind in CONTAINERS:
         for number, container in enumerate(_value(document, ("spec", kind)) or ()):
-            if container.get("name") == name:
+            if not name or container.get("name") == name:
                 yield ("spec", kind, number)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+import services.cli.commands  # noqa: F401 - declares the commands
 from services.api.reports.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
+from services.cli.arguments import COMMANDS
 from tests.contract.test_pages import anchors
 from tools.generate import grafana
 from tools.generate.pages import ROOT
@@ -73,6 +75,17 @@ def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, A
     assert page == "docs/troubleshooting.md"
     assert section in anchors(ROOT / page)
     assert alert["labels"]["severity"] in {"critical", "warning"}
+    named = re.findall(r"\bleasehold ([a-z][a-z-]*)", alert["annotations"]["next"])
+    assert COMMANDS.keys() >= set(named)
+
+
+def test_each_scraped_service_has_an_alert_when_it_is_down() -> None:
+    scraped = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
+    (down,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "LeaseholdServiceDown")
+    (jobs,) = re.findall(r'up\{job=~"([^"]+)"\}', down)
+
+    others = {"api", "old-schedulers", "node-monitor"}
+    assert {*jobs.split("|")} == {config["job_name"] for config in scraped} - others
 
 
 def test_recording_rules_and_the_queries_of_the_api_use_existing_metrics() -> None:
@@ -133,6 +146,8 @@ def test_each_dashboard_uses_existing_metrics_and_its_variable() -> None:
 
 def labels_of(name: str) -> set[str]:
     """The labels that a stored metric has, with those of Prometheus."""
+    if name == "up":
+        return {"instance", "job"}
     base = name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     (found,) = {labels for each, _, labels, _ in all_rows() if each in {name, base}}
     return {*filter(None, found.strip("{}").split(",")), "instance", "job", "le"}
@@ -149,6 +164,36 @@ def test_the_panels_of_a_dashboard_group_and_select_by_labels_of_their_metrics(p
             named = {label for each in used for label in each.split(", ")}
             named |= set(re.findall(r"[{,](\w+)=~?\"", expression))
             assert named <= known, (panel["title"], expression)
+
+
+GROUPED = re.compile(r"by \(([\w, ]+)\)")
+SELECTED = re.compile(r"(\w+)\{([^}]*)\}")
+BESIDE = re.compile(r" (?:unless|and) on \(\) ")
+"""What follows decides whether an alert fires, and gives it no labels."""
+
+
+def grouped(expression: str) -> set[str]:
+    return {label for labels in GROUPED.findall(expression) for label in labels.split(", ")}
+
+
+def labels_in(expression: str) -> set[str]:
+    """The labels that all metrics of an expression have, recorded ones among them."""
+    recorded = {rule["record"]: grouped(rule["expr"]) for rule in RULES if "record" in rule}
+    names = metrics_in(expression) or {"up"}
+    return set.intersection(*(recorded.get(name) or labels_of(name) for name in names))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.get("alert", rule.get("record"))))
+def test_a_rule_groups_selects_and_shows_labels_of_its_metrics(rule: dict[str, Any]) -> None:
+    """An unknown label is empty: the rule would have one series, or none, or a text with a gap."""
+    for expression in BESIDE.split(rule["expr"]):
+        assert grouped(expression) <= labels_in(expression)
+        for name, matchers in SELECTED.findall(expression):
+            assert set(re.findall(r"(\w+)[=!]~?\"", matchers)) <= labels_of(name)
+    expression, *_ = BESIDE.split(rule["expr"])
+    of_series = grouped(expression) or labels_in(expression)
+    texts = " ".join(rule.get("annotations", {}).values())
+    assert set(re.findall(r"\$labels\.(\w+)", texts)) <= of_series - {"le"}
 
 
 CASES = """

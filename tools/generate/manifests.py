@@ -10,6 +10,7 @@ import yaml
 from shared.dialects import DIALECTS, RESOURCE_PREFIXES, SCHEDULERS, STATUS_RESOURCES
 from shared.dialects.dialect import Dialect
 from shared.dialects.gpu_names import RUNTIME_PATTERNS, TEXT_ANNOTATIONS
+from shared.dialects.kai.elsewhere import MISTAKEN_PREFIXES
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
     COMPLETED_ANNOTATIONS,
@@ -43,6 +44,12 @@ def lists() -> dict[str, str]:
         "resources of GPUs": _some("k", "startsWith", RESOURCE_PREFIXES),
         "resources of claims": _some("k", "startsWith", EXTENDED_RESOURCES),
         "annotations of requests": _requests(dialects),
+        "annotations of requests and what was meant to be one": " || ".join(
+            (
+                _requests(dialects),
+                _some("k", "startsWith", [f"{prefix}gpu-" for prefix in MISTAKEN_PREFIXES]),
+            )
+        ),
         "annotations of Leasehold": _some("k", "startsWith", DENIED_ANNOTATIONS),
         "annotations of an assignment": _some(
             "k", "startsWith", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)

@@ -7,7 +7,7 @@ from msgspec import structs
 from services.api.projection.page_views import NodeView
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
-from shared.model.budgets.weights import milli_gpu_of
+from shared.model.budgets.weights import milli_gpu, milli_gpu_of, shares_by_device
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, PodUid
@@ -87,6 +87,15 @@ def is_idle(shares: Iterable[HeldShare]) -> bool:
     return bool(running) and all(share.measured and share.measured.idle for share in running)
 
 
+def unused_milli_gpu(shares: Sequence[HeldShare]) -> int | None:
+    """Return what a pod has of a device if no container uses it now; None if it is not measured."""
+    measured = [share.measured for share in shares if not share.init]
+    if not measured or None in measured:
+        return None
+    is_unused = all(usage and usage.idle_since is not None for usage in measured)
+    return milli_gpu_of(shares) if is_unused else 0
+
+
 def idle_milli_gpu(shares: Iterable[HeldShare]) -> int:
     return sum(milli_gpu_of(held) for held in by_pod(shares) if is_idle(held))
 
@@ -132,7 +141,7 @@ def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
     """Describe a pod whose lease has ended, without shares of init containers."""
     shares = [share for share in lease.shares if not share.init]
-    gpus = sum(share.part_of_device for share in shares)
+    gpus = sum(map(milli_gpu, shares_by_device(lease).values())) / 1000
     return FinishedPod.from_attributes(
         lease,
         claim=lease.claim is not None,

@@ -42,9 +42,11 @@ CLOSED = Gauge(
     "1 for each healthy device that gets no new pods, with the reason.",
     ["node", "gpu", "reason"],
 )
-MEMORY = Gauge("leasehold_capacity_memory_bytes", "Memory of usable devices.", ["model"])
+MEMORY = Gauge(
+    "leasehold_capacity_memory_bytes", "Memory of devices, by their state.", ["model", "state"]
+)
 LEASED_MEMORY = Gauge(
-    "leasehold_leased_memory_bytes", "Leased memory of usable devices.", ["model"]
+    "leasehold_leased_memory_bytes", "Leased memory of devices, by their state.", ["model", "state"]
 )
 LEASED_GPUS = Gauge(
     "leasehold_leased_gpus",
@@ -52,7 +54,9 @@ LEASED_GPUS = Gauge(
     ["model"],
 )
 LEASED_CORES = Gauge(
-    "leasehold_leased_cores", "Leased cores of usable devices, in GPUs.", ["model"]
+    "leasehold_leased_cores",
+    "Leased cores of devices, in GPUs, by their state.",
+    ["model", "state"],
 )
 IDLE_GPUS = Gauge("leasehold_idle_gpus", "What idle leases have of that, in GPUs.", ["model"])
 PHASES = Gauge(
@@ -117,8 +121,8 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
         gauge.clear()
     CLOSED_NODES.set(sum(bool(node.cordoned) for node in projection.nodes.values()))
     _export_waiting(projection.waiting_pods(), now)
-    usable = [view for view in projection.devices.values() if _export_state(view, projection)]
-    _export_capacity(usable)
+    devices = projection.devices.values()
+    _export_capacity((view, _export_state(view, projection)) for view in devices)
     for view in projection.devices.values():
         PHASES.labels(view.model, view.phase).inc()
         LEASED_GPUS.labels(view.model).inc(view.milli_gpu / 1000)
@@ -170,24 +174,25 @@ def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
         OLDEST.labels(*labels).set(max(waited_s))
 
 
-def _export_state(view: DeviceView, projection: Projection) -> bool:
-    """Export whether new shares of a device can be leased, and return it."""
+def _export_state(view: DeviceView, projection: Projection) -> str:
+    """Export whether new shares of a device can be leased, and return its state."""
     closed = projection.closed_by(view) if view.healthy else ""
     if closed:
         CLOSED.labels(view.node, view.index, closed).set(1)
     state = CORDONED if closed else USABLE if view.healthy else UNHEALTHY
     DEVICES.labels(view.model, state).inc()
-    return state == USABLE
+    return state
 
 
-def _export_capacity(usable: Iterable[DeviceView]) -> None:
+def _export_capacity(devices: Iterable[tuple[DeviceView, str]]) -> None:
     largest: dict[str, int] = {}
-    for view in usable:
-        MEMORY.labels(view.model).inc(view.memory_mib * MIB)
-        LEASED_MEMORY.labels(view.model).inc(view.used_memory_mib * MIB)
-        LEASED_CORES.labels(view.model).inc(view.used_cores_percent / 100)
-        free_mib = view.memory_mib - view.used_memory_mib if _has_room(view) else 0
-        largest[view.model] = max(largest.get(view.model, 0), free_mib)
+    for view, state in devices:
+        MEMORY.labels(view.model, state).inc(view.memory_mib * MIB)
+        LEASED_MEMORY.labels(view.model, state).inc(view.used_memory_mib * MIB)
+        LEASED_CORES.labels(view.model, state).inc(view.used_cores_percent / 100)
+        if state == USABLE:
+            free_mib = view.memory_mib - view.used_memory_mib if _has_room(view) else 0
+            largest[view.model] = max(largest.get(view.model, 0), free_mib)
     for model, free_mib in largest.items():
         LARGEST.labels(model).set(free_mib * MIB)
 

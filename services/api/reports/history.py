@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from math import ceil
 
-from services.api.projection.lease_views import by_pod, is_idle
+from services.api.projection.lease_views import by_pod, is_idle, unused_milli_gpu
 from services.api.projection.page_views import BudgetHistory, BudgetPoint, Column
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
 from shared.model.budgets.weights import milli_gpu_of
@@ -28,6 +28,8 @@ POD = "pod"
 NAMESPACE = "namespace"
 WAITING = "waiting"
 HARDWARE = "hardware"
+UNUSED = "unused"
+"""Of pods, in percent of one device: what costs count as idle, also before it is marked so."""
 KINDS = (CLUSTER, NODE, DEVICE, POD, NAMESPACE, WAITING, HARDWARE)
 AMOUNTS = ("memory", "cores", "used_memory", "used_cores", "idle")
 MEASURED = frozenset({"used_memory", "used_cores", "idle"})
@@ -114,7 +116,8 @@ def sample_of(
     hardware: Mapping[DeviceUuid, Hardware],
 ) -> Sample:
     """Return the amounts of everything now. Shares of init containers are left out."""
-    by_kind: dict[str, dict[str, _Amounts]] = {kind: {} for kind in (NODE, DEVICE, POD, NAMESPACE)}
+    kinds = (NODE, DEVICE, POD, NAMESPACE, UNUSED)
+    by_kind: dict[str, dict[str, _Amounts]] = {kind: {} for kind in kinds}
     cluster = _all()
     for view in devices:
         amounts = _all(None if view.shares else 0)
@@ -123,6 +126,9 @@ def sample_of(
             _add(amounts, held)
             if pod := shares[0].pod:
                 _add(by_kind[POD].setdefault(pod, _all()), held)
+                unused = unused_milli_gpu(shares)
+                percent = None if unused is None else unused * ALL_CORES / 1000
+                _add(by_kind[UNUSED].setdefault(pod, [None]), (percent,))
                 _add(by_kind[NAMESPACE].setdefault(shares[0].namespace, _all()), held)
         amounts[:2] = view.used_memory_mib, view.used_cores_percent
         by_kind[DEVICE][view.uuid] = amounts

@@ -20,16 +20,18 @@ def cost_of_lease(
     prices: Prices,
     now: float,
 ) -> PodCost:
-    """Return what a lease costs since it exists; idle is what it holds since its last use."""
+    """Return what a lease costs since it exists; idle is what it has of each GPU since its use."""
     parts = {uuid: _part(lease.shares, uuid) for uuid in _devices_of(lease.shares)}
     gpus = sum(parts.values(), Fraction(0))
     hours = _hours(lease.created_at, now)
-    idle_s = 0.0 if lease.idle_since is None else max(now - lease.idle_since, 0.0)
-    idle_hours = min(idle_s / HOUR_S, hours)
+    idle_hours = sum(
+        float(part) * min(_hours(_unused_since(lease.shares, uuid, now), now), hours)
+        for uuid, part in parts.items()
+    )
     price = _price(parts, devices, prices)
     return PodCost(
         gpu_hours=round(float(gpus) * hours, 4),
-        idle_gpu_hours=round(float(gpus) * idle_hours, 4),
+        idle_gpu_hours=round(idle_hours, 4),
         currency=prices.currency,
         per_hour=None if price is None else round(price, 6),
         so_far=None if price is None else round(price * hours, 6),
@@ -59,6 +61,13 @@ def _hours(start: float, end: float) -> float:
 
 def _devices_of(shares: Iterable[ShareView]) -> Iterable[DeviceUuid]:
     return dict.fromkeys(share.device for share in shares)
+
+
+def _unused_since(shares: Iterable[ShareView], uuid: DeviceUuid, now: float) -> float:
+    """Return the last use of a GPU by any container, also before it is marked as idle."""
+    measured = [share.measured for share in shares if share.device == uuid and not share.init]
+    since = [usage.idle_since if usage else None for usage in measured]
+    return max((now if at is None else at for at in since), default=now)
 
 
 def _part(shares: Iterable[ShareView], uuid: DeviceUuid) -> Fraction:

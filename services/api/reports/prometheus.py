@@ -30,8 +30,9 @@ OK = 200
 METRIC = re.compile(r"(\w+)@")
 WAITING_PODS = "sum by (reason) (max by (system, reason) (leasehold_waiting_pods))"
 LEASED = {
-    "memory": f"sum(max by (model) (leasehold_leased_memory_bytes)) / {MIB}",
-    "cores": "100 * sum(max by (model) (leasehold_leased_cores))",
+    "memory": f"sum(max by (model, state) (leasehold_leased_memory_bytes)) / {MIB}",
+    "cores": "100 * sum(max by (model, state) (leasehold_leased_cores))",
+    "idle": "100 * sum(max by (model) (leasehold_idle_gpus))",
 }
 """Of the cluster, which each replica of the API exports."""
 AMOUNT_METRICS = {

@@ -19,6 +19,7 @@ from services.api.reports.history import (
     NAMESPACE,
     POD,
     RANGES,
+    UNUSED,
     WAITING,
     HistoryRange,
     RecordedValues,
@@ -30,6 +31,7 @@ from shared.model.names import PodUid
 from shared.model.quantity import DAY_S, HOUR_S
 from shared.model.views.pods import FinishedPod
 
+MEANS = (*AMOUNTS, UNUSED)
 MOST_SERIES = 20_000
 """Subjects of one kind, and finished pods. An hour of as many pods takes about 50 MB."""
 
@@ -38,8 +40,8 @@ MOST_SERIES = 20_000
 class _Means:
     """Of what a pod has used since its first sample."""
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(AMOUNTS))
-    numbers: list[int] = field(default_factory=lambda: [0] * len(AMOUNTS))
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(MEANS))
+    numbers: list[int] = field(default_factory=lambda: [0] * len(MEANS))
 
     def add(self, values: Values) -> None:
         for column, value in enumerate(values):
@@ -48,7 +50,7 @@ class _Means:
                 self.numbers[column] += 1
 
     def of(self, name: str) -> float | None:
-        column = AMOUNTS.index(name)
+        column = MEANS.index(name)
         number = self.numbers[column]
         return self.sums[column] / number if number else None
 
@@ -123,9 +125,11 @@ class RecentHistory:
             self._at.popleft()
         pods = self._kinds[POD].series
         self._means = {pod: means for pod, means in self._means.items() if pod in pods}
+        unused = sample.get(UNUSED, {})
         for name, values in sample.get(POD, {}).items():
             if name in pods:
-                self._means.setdefault(PodUid(name), _Means()).add(values)
+                means = self._means.setdefault(PodUid(name), _Means())
+                means.add((*values, *unused.get(name, (None,))))
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
         begin = sum(at <= now - within.span_s for at in self._at)
@@ -158,11 +162,11 @@ class RecentHistory:
 def _with_usage(pod: FinishedPod, means: _Means) -> FinishedPod:
     memory = means.of("used_memory")
     cores = means.of("used_cores")
-    idle = means.of("idle")
+    unused = means.of(UNUSED)
     hours = (pod.ended - pod.started) / HOUR_S
     return structs.replace(
         pod,
         used_memory_mib=None if memory is None else round(memory),
         used_cores_percent=None if cores is None else round(cores),
-        idle_gpu_hours=None if idle is None else round(idle / ALL_CORES * hours, 4),
+        idle_gpu_hours=None if unused is None else round(unused / ALL_CORES * hours, 4),
     )

@@ -105,7 +105,7 @@ export function deviceText(device, closed) {
   );
 }
 
-/** Sums over devices: how many there are, and of the usable ones what is leased and used. */
+/** Sums over devices: how many there are, and what of all of them is leased and used. */
 export function totals(store) {
   const sums = {
     devices: 0,

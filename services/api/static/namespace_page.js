@@ -213,8 +213,10 @@ export class NamespacePage extends Detail {
   }
 }
 
-/** What is used, the limit, and how it goes on at the current rate. */
+/** What is used, in money if the budget is, the limit, and how it goes on at the current rate. */
 function budgetChart(history, budget) {
+  const currency = budget?.currency;
+  const amount = (minutes) => (currency ? minutes / 60 : minutes);
   const { points, limit_minutes: limit, end } = history;
   const last = points.at(-1);
   const until =
@@ -233,11 +235,16 @@ function budgetChart(history, budget) {
       label: "Used",
       colour: "used",
       fill: "40",
-      values: column((_, index) => points[index]?.minutes ?? null),
+      values: column((_, index) => (points[index] ? amount(points[index].minutes) : null)),
     },
   ];
   if (limit !== null)
-    lines.push({ label: "Limit", colour: "bad", dashed: true, values: column(() => limit) });
+    lines.push({
+      label: "Limit",
+      colour: "bad",
+      dashed: true,
+      values: column(() => amount(limit)),
+    });
   if (until) {
     const rate = budget.current_rate_milli_gpu / 60000; // GPU-minutes per second
     lines.push({
@@ -245,9 +252,18 @@ function budgetChart(history, budget) {
       colour: "soft",
       dashed: true,
       values: column((instant) =>
-        instant >= last.at && instant <= until ? last.minutes + rate * (instant - last.at) : null,
+        instant >= last.at && instant <= until
+          ? amount(last.minutes + rate * (instant - last.at))
+          : null,
       ),
     });
   }
-  return { at, lines, unit: "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
+  return {
+    at,
+    lines,
+    unit: currency || "min",
+    highest: 1,
+    end: at.at(-1),
+    shown: points.length - 1,
+  };
 }

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import starmap
 from statistics import fmean
 from typing import Any
 
@@ -317,7 +316,7 @@ def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) 
     cores = [share.cores_percent for _, share in used if share.cores_percent is not None]
     mib = str(sum(memory)) if memory else "-"
     percent = f"{round(fmean(cores))}%" if cores else "-"
-    idle = sum(share.idle_since is not None for _, share in used)
+    idle = sum(share.idle for _, share in used)
     unknown = f", {len(shares) - len(used)} not measured" if len(used) < len(shares) else ""
     yield f"uses        {mib} MiB and {percent} of their cores; {idle} of them idle{unknown}"
     yield f"least used  GPU {index}: {measured_text(least, now)}"
@@ -469,7 +468,11 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             next=f"{_describe(pod)}; `{program} gpus` shows every lease",
         )
     if pod.unknown and not pod.node:
-        meant = "; ".join(filter(None, starmap(did_you_mean, pod.unknown.items())))
+        meant = "; ".join(
+            text
+            for name, amount in pod.unknown.items()
+            if (text := did_you_mean(name, amount, pod.requested))
+        )
         return _explained(
             pod,
             "foreign",
@@ -477,11 +480,12 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             next="; ".join(filter(None, (meant, "recreate the pod with the right resource"))),
         )
     if not pod.requests_gpus:
+        instead = pod.annotated or f"{request_one(pod.none).text} for one GPU"
         return _explained(
             pod,
             "foreign",
             "requests no GPU by a resource name that Leasehold knows",
-            next=f"{request_one(pod.none).text} for one GPU, and recreate the pod",
+            next=f"{instead}, and recreate the pod",
         )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)

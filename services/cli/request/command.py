@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
@@ -226,9 +226,9 @@ def report_of(
             f"requests {name}: {did_you_mean(name, parsed.resources[name])}".removesuffix(": ")
             for name in unknown
         ]
-        changes = tuple(
-            change for word in find_misplaced(view_of(written.pod)) for change in word.changes
-        )
+        view = view_of(written.pod)
+        words = chain(find_misplaced(view), find_unread(view, parsed.request.dialect))
+        changes = tuple(change for word in words for change in word.changes)
         patch = json_patch(written.template, changes)
         return structs.replace(report, fault="; ".join(meant), patch=patch)
     return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
@@ -246,6 +246,9 @@ def _mending(pod: ApiPod, rules: Rules) -> tuple[Change, ...]:
 def _warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
     yield from (word.text for word in find_misplaced(pod))
     yield from (word.text for word in find_unread(pod, request.dialect))
+    for name in unknown_gpus(request.resources) if request.containers else ():
+        text = did_you_mean(name, request.resources[name], request.triggers)
+        yield f"only a node that has {name} beside its GPUs fits: {text}".removesuffix(": ")
     if request.dialect:
         yield from find_sharing_selectors(pod.spec.node_selector, request)
 

@@ -24,6 +24,7 @@ from shared.dialects.metrics import (
 )
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
+from shared.model.budgets.weights import gpus_of_share
 from shared.model.devices.device import Hardware
 from shared.model.leases.lease import ShareKey
 from shared.model.names import DeviceUuid, NodeName
@@ -74,10 +75,6 @@ _SHARE_METRICS: _Table[MeasuredShare] = {
     "leasehold_container_cores_leased_ratio": (
         "Share of a device's cores that the container leases, 0 to 1.",
         lambda of: _ratio(of.share.cores_percent),
-    ),
-    "leasehold_container_gpus_leased": (
-        "The larger part of a device's cores or memory that the container leases, 0 to 1.",
-        lambda of: of.share.part_of_device,
     ),
     "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
@@ -255,6 +252,14 @@ def _share_metrics(
         (_container_labels(use) | _of_device(share.share.device), share) for use, share in shares
     ]
     yield from _families(_SHARE_METRICS, own)
+    yield _family(
+        "leasehold_container_gpus_leased",
+        "The container's part of what its pod leases of the device, in GPUs, as budgets weigh it.",
+        (
+            (labels, gpus_of_share(use.container.lease, share.share))
+            for (labels, _), (use, share) in zip(own, shares, strict=True)
+        ),
+    )
     used_at = [idle_since.get(use.key_of(share), now) for use, share in shares]
     yield _family(
         "leasehold_container_idle_seconds",

@@ -73,7 +73,7 @@ class HeldPart(Protocol):
     @property
     def device_mib(self) -> int: ...
     @property
-    def booked_cores(self) -> int: ...
+    def cores_percent(self) -> int: ...
     @property
     def whole(self) -> bool: ...
     @property
@@ -87,9 +87,23 @@ def milli_gpu_of(shares: Iterable[HeldPart]) -> int:
         [(Fraction(part.memory_mib, max(part.device_mib, 1)), part.init) for part in parts],
         Fraction(0),
     )
-    cores = peak([(Fraction(part.booked_cores, 100), part.init) for part in parts], Fraction(0))
+    cores = peak([(Fraction(part.cores_percent, 100), part.init) for part in parts], Fraction(0))
     whole = any(part.whole for part in parts)
     return math.ceil(1000 * (WHOLE if whole else min(max(memory, cores), WHOLE)))
+
+
+def gpus_of_share(lease: Lease, share: Share) -> float:
+    """Return a container's part of what its pod has of a device: all of them are the pod's weight.
+
+    Init containers have none of it beside others, which take what these have used.
+    """
+    together = [other for other in lease.shares if other.device == share.device]
+    running = [other for other in together if not other.init] or together
+    if share not in running:
+        return 0.0
+    alone = sum(milli_gpu([other]) for other in running)
+    part = milli_gpu([share]) / alone if alone else 1 / len(running)
+    return part * milli_gpu(together) / 1000
 
 
 def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:

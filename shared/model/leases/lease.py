@@ -179,12 +179,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
         return 0 if self.mig else self.cores_percent
 
     @property
-    def part_of_device(self) -> float:
-        """The larger part of the device's cores or memory, 0 to 1."""
-        memory = self.memory_mib / max(self.device_mib, 1)
-        return 1.0 if self.whole else min(1.0, max(self.booked_cores / 100, memory))
-
-    @property
     def limit_bytes(self) -> int:
         requested = self.requested_units.memory_bytes if self.requested_units else None
         return self.memory_mib * MIB if requested is None or self.mig else requested

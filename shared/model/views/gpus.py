@@ -67,12 +67,6 @@ class ShareView(View, frozen=True, kw_only=True):
     requested_size: ShareSize | None = None
     measured: MeasuredView | None = None
 
-    @property
-    def part_of_device(self) -> float:
-        """The larger part of the device's cores or memory, 0 to 1."""
-        memory = self.memory_mib / max(self.device_mib, 1)
-        return 1.0 if self.whole else min(1.0, max(self.booked_cores / 100, memory))
-
 
 class HeldShare(ShareView, frozen=True, kw_only=True):
     """A share of a device, with the lease that holds it."""

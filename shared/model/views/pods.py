@@ -78,7 +78,7 @@ class PodCost(View, frozen=True, kw_only=True):
 
     gpu_hours: float
     idle_gpu_hours: float | None
-    """Of a running pod since its last use; null if it was not measured."""
+    """Of a running pod since the last use of each of its GPUs; null if it was not measured."""
     currency: str
     per_hour: float | None
     """Null where a device has no price."""
@@ -148,3 +148,4 @@ class FinishedPod(View, frozen=True, kw_only=True):
     """The mean; null if it was not measured."""
     used_cores_percent: int | None = None
     idle_gpu_hours: float | None = None
+    """While no container used the GPU, as in the costs of its namespace; null: not measured."""

@@ -12,7 +12,9 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.demanded_enforcers import demanding
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.meant_resources import memory_mib
 from shared.dialects.pod_requests import amount_changes, strict_request
+from shared.dialects.vocabulary import unknown_gpus
 from shared.model.devices.device import MIB
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -217,6 +219,27 @@ def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> 
     return structs.replace(request, triggers=(TRIGGER,))
 
 
+def _without_other_accelerators(
+    request: PodRequest, node: MirroredNode, dialect: Dialect | None
+) -> PodRequest:
+    """Leave out what the node does not have; memory of such a resource is a part of the GPU."""
+    missing = {
+        name: request.resources[name]
+        for name in unknown_gpus(request.resources)
+        if name not in node.facts.allocatable
+    }
+    if not missing or not request.containers:
+        return request
+    kept = {name: n for name, n in request.resources.items() if name not in missing}
+    request = structs.replace(request, resources=kept)
+    mib = sum(memory_mib(name, amount) for name, amount in missing.items())
+    if not mib or dialect is None or len(request.containers) > 1 or not node.devices:
+        return request
+    return _with_containers(
+        request, lambda container: _resized(container, mib, node.devices[0], dialect)
+    )
+
+
 def _less_of_others(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
     less = {}
     for name, amount in request.resources.items():
@@ -364,6 +387,7 @@ _STEPS: tuple[Step, ...] = (
         _field_step(name, ())
         for name in ("models", "not_models", "types", "not_types", "uuids", "not_uuids")
     ),
+    _without_other_accelerators,
     _less_of_others,
     _ONE_GPU,
 )

@@ -391,7 +391,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
         if not any(name in node.facts.allocatable for node in nodes):
-            meant = no_node_has(name, request.resources[name])
+            meant = no_node_has(name, request.resources[name], request.triggers)
             return Advice(meant=meant, administrator="add a node that has it")
     text = REMEDIES.get(blocked.code, "")
     if not isinstance(text, str):

@@ -79,6 +79,7 @@ OWN_NUMBERS = {
     "leasehold_container_memory_enforced_bytes": 300 * MIB,
     "leasehold_container_memory_drift_bytes": 50 * MIB,
     "leasehold_container_cores_leased_ratio": 0.1,
+    "leasehold_container_gpus_leased": 0.1,
     "leasehold_container_cores_measured_ratio": 0.35,
     "leasehold_container_idle_seconds": 0,
 }

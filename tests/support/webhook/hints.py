@@ -11,6 +11,7 @@ import msgspec
 
 from services.webhook.pod_admission import DeviceMaximum
 from shared.dialects.dialect import Rules
+from shared.dialects.kai.elsewhere import as_resources
 from shared.dialects.vocabulary import meant, request_one, unknown_gpus
 from shared.kubernetes.types import ApiPod
 from shared.model.change import Hint, words
@@ -121,6 +122,8 @@ def _without_gpu(pod: Pod) -> Hint:
             if instead is not None:
                 return Hint(f"{name}: {instead.text}", instead.changes)
     container = reviewed(pod).containers[0]
+    if (instead := as_resources(reviewed(pod))) is not None:
+        return instead
     return request_one(container.zeros, container.name)
 
 

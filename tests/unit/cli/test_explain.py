@@ -207,8 +207,9 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     ]
     busy = [replace(each, idle_since=None) if each.cores_percent else each for each in used]
 
-    def lines(*measured: ShareMeasurement) -> tuple[str, ...]:
-        return explained(POD, cluster_of(node, measured=measured)).lines
+    def lines(*measured: ShareMeasurement, idle_after_s: float = 600.0) -> tuple[str, ...]:
+        cluster = cluster_of(node, measured=measured, idle_after_s=idle_after_s)
+        return explained(POD, cluster).lines
 
     assert lines(*busy)[:9] == (
         "3 GPUs      0, 1, 2 of node node-0, Tesla T4",
@@ -223,6 +224,10 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     )
     assert "uses        400 MiB and 75% of their cores; 0 of them idle, 1 not measured" in lines(
         busy[0], busy[2]
+    )
+    assert lines(*busy, idle_after_s=601.0)[2:4] == (
+        "uses        600 MiB and 50% of their cores; 0 of them idle",
+        "least used  GPU 1: 200 MiB and 0% of its cores, processes: 2, not used for 10m",
     )
 
 
@@ -441,6 +446,7 @@ def test_explain_names_the_resource_that_was_meant() -> None:
         ({"volcano.sh/vgpu-memory": 0}, "write `volcano.sh/vgpu-memory: 4096`"),
         ({"habana.ai/gaudi": "1"}, "did you mean nvidia.com/gpu?"),
         ({"aliyun.com/gpu-mem": "3"}, "did you mean nvidia.com/gpumem: 3072?"),
+        ({"habana.ai/gaudi": 1, "nvidia.com/gpu": 1}, "remove it, as the pod requests nvidia.com"),
         ({"nvidia.com/gpu": "1"}, "set spec.schedulerName to leasehold"),
         ({"nvidia.com/gpu": "one"}, "set spec.schedulerName to leasehold"),
     ],
@@ -454,6 +460,19 @@ def test_a_pod_without_gpus_is_not_sent_to_a_scheduler(
     answer = explained(replace(pod, scheduler="default-scheduler"), EMPTY)
 
     assert (answer.verdict, answer.next.startswith(next_text)) == ("foreign", True)
+
+
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "runai-scheduler"])
+def test_a_part_of_a_gpu_by_annotations_is_advised_as_resources(scheduler: str) -> None:
+    meta = {"name": "p", "uid": "u", "annotations": {"run.ai/gpu-memory": "4Gi"}}
+    spec = {"containers": [{"name": "main"}]}
+    pod = summary_of(msgspec.convert({"metadata": meta, "spec": spec}, ApiPod))
+
+    answer = explained(replace(pod, scheduler=scheduler), EMPTY)
+
+    assert answer.next == (
+        "in container main set nvidia.com/gpu: 1, nvidia.com/gpumem: 4096, and recreate the pod"
+    )
 
 
 def test_explain_names_the_claims_that_another_scheduler_has_to_allocate() -> None:

@@ -306,7 +306,7 @@ def test_usage_is_shown_beside_each_lease() -> None:
 
     assert "in use: 1200 MiB, 0%" in drawn(render.gpus(cluster.gpus(), 160))
     assert "3000 1200 30% 0%" in " ".join(drawn(render.ps(cluster.leases())).split())
-    assert any("1200 MiB and 0% of its cores, processes: 2, idle for 10m" in line
+    assert any("1200 MiB and 0% of its cores, processes: 2, not used for 10m" in line
                for line in running.lines)  # fmt: skip
     (device,) = cluster.gpus().nodes[0].devices
     (lease,) = cluster.leases().leases

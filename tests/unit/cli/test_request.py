@@ -182,6 +182,33 @@ def test_the_change_that_is_advised_is_there_as_a_patch(
     assert mended["spec"]["containers"][0]["resources"]["limits"] == limits
 
 
+def test_annotations_that_are_not_read_have_the_limits_they_stand_for_as_a_patch(
+    explained: Explained,
+) -> None:
+    manifest = KAI.replace("SCHEDULER", "leasehold").replace(
+        "gpu-fraction:", "run.ai/gpu-fraction:"
+    )
+    _, out, _ = explained(manifest, "-o", "json")
+
+    [report] = json.loads(out)["pods"]
+    mended = jsonpatch.apply_patch(yaml.safe_load(manifest), report["patch"])
+    assert mended["metadata"]["annotations"] == {}
+    assert mended["spec"]["containers"][1]["resources"]["limits"] == {
+        "nvidia.com/gpu": "1",
+        "nvidia.com/gpumem-percentage": "50",
+    }
+
+
+def test_another_accelerator_beside_a_gpu_is_warned_of(explained: Explained) -> None:
+    code, out, _ = explained(pod("nvidia.com/gpu: 1, habana.ai/gaudi: 1"), "--gpu", "T4")
+
+    assert code == 0
+    assert (
+        "only a node that has habana.ai/gaudi beside its GPUs fits: remove it, as the pod requests "
+        "nvidia.com/gpu, too"
+    ) in " ".join(out.split())
+
+
 def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
     code, out, _ = explained(pod("cpu: 1"))
 
@@ -352,7 +379,7 @@ def test_a_pod_in_kais_words_shows_its_container_and_its_part_of_the_gpu(
     ("scheduler", "text"),
     [
         ("kai-scheduler", "where an administrator adds this name to --schedulers"),
-        ("leasehold", "gpu-fraction has no effect: it is read in pods with schedulerName kai"),
+        ("leasehold", "have no effect: they are read in pods with schedulerName kai-scheduler"),
     ],
 )
 def test_a_pod_in_kais_words_that_is_not_served_shows_why(

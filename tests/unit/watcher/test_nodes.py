@@ -99,6 +99,11 @@ def test_a_resource_that_no_node_has_is_published_of_pods_of_other_schedulers() 
     assert (
         event.reason == "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu?"
     )
+    beside = structs.replace(waiting, resources={"nvidia.com/gpu": 1, "habana.ai/gaudi": 1})
+    assert [event.reason for event in nodes.unknown_resources(beside)] == [
+        "no node of this cluster has habana.ai/gaudi: remove it, as the pod requests "
+        "nvidia.com/gpu, too"
+    ]
 
 
 def test_item_6_cards_are_closed_by_each_annotation_with_its_reason() -> None:

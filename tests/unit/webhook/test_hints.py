@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jsonpatch
+import msgspec
 import pytest
 
 from shared.dialects import GPU_RESOURCES
+from shared.dialects.vocabulary import find_unread
+from shared.pods.manifest_patches import json_patch
 from tests.support.webhook.hints import Pod, added_names, domains, follow
-from tests.support.webhook.reviews import container, env, pod
+from tests.support.webhook.reviews import container, env, pod, reviewed
 
 Limits = dict[str, str]
 NVIDIA = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
@@ -279,12 +283,104 @@ def test_what_is_denied_or_waits_for_ever_is_mended_by_its_hints(wrong: Pod) -> 
     assert followed.hints
 
 
-@pytest.mark.parametrize("value", ["0.5", "50%"])
-def test_a_fraction_for_another_scheduler_leads_to_the_same_part_of_a_gpu(value: str) -> None:
-    followed = follow(of({}, notes={"gpu-fraction": value}))
+NV = "nvidia.com/container.main."
+ANNOTATED: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    **{
+        f"{prefix}gpu-fraction: {value}": ({f"{prefix}gpu-fraction": value}, {"memory_percent": 50})
+        for prefix in ("", "run.ai/", "runai/", "kai.scheduler/")
+        for value in ("0.5", "50%")
+    },
+    "all of a GPU": ({"run.ai/gpu-fraction": "1.0"}, {"memory_percent": 100}),
+    "two GPUs": ({"gpu-fraction": "2"}, {"gpus": 2}),
+    "an eighth": ({"gpu-fraction": "0.125"}, {"memory_percent": 13}),
+    "a memory": ({"gpu-memory": "2000"}, {"memory_units": 2000}),
+    "a memory with a prefix": ({"run.ai/gpu-memory": "2000"}, {"memory_units": 2000}),
+    "a quantity": ({"run.ai/gpu-memory": "4Gi"}, {"memory_units": 4096}),
+    "a decimal quantity": ({"run.ai/gpu-memory": "4200M"}, {"memory_units": 4006}),
+    "of two GPUs": (
+        {"run.ai/gpu-fraction": "0.5", "run.ai/gpu-fraction-num-devices": "2"},
+        {"gpus": 2, "memory_percent": 50},
+    ),
+    "of a container": (
+        {f"{NV}gpu-memory.request": "2Gi", f"{NV}gpu-compute.request": "0.3"},
+        {"memory_units": 2048, "cores_percent": 30},
+    ),
+}
+"""Annotations of KAI and Run:ai, and what they stand for, in pods for other schedulers."""
 
-    [part] = followed.request.containers
-    assert (part.gpus, part.memory_percent, part.whole) == (1, 50, False)
+
+@pytest.mark.parametrize(("notes", "part"), ANNOTATED.values(), ids=ANNOTATED.keys())
+def test_annotations_for_another_scheduler_lead_to_the_same_part_of_a_gpu(
+    notes: dict[str, str], part: dict[str, int]
+) -> None:
+    followed = follow(of({}, notes=notes))
+
+    [container] = followed.request.containers
+    assert {name: getattr(container, name) for name in part} == part
+    assert container.gpus == part.get("gpus", 1)
+    assert len(followed.hints) == 1
+
+
+@pytest.mark.parametrize("case", ["run.ai/gpu-fraction: 0.5", "a memory", "of a container"])
+def test_annotations_beside_a_whole_gpu_lead_to_the_part_of_it(case: str) -> None:
+    notes, part = ANNOTATED[case]
+
+    followed = follow(of({"nvidia.com/gpu": "1"}, notes=notes))
+
+    [container] = followed.request.containers
+    assert {name: getattr(container, name) for name in part} == part
+
+
+def test_a_label_of_run_ai_leads_to_the_same_part_of_a_gpu() -> None:
+    followed = follow(of({}, labels={"run.ai/gpu-fraction": "0.5"}))
+
+    assert [part.memory_percent for part in followed.request.containers] == [50]
+
+
+@pytest.mark.parametrize("key", ["run.ai/gpu-fraction", "runai/gpu-fraction"])
+def test_a_prefix_is_removed_where_the_annotation_is_read(key: str) -> None:
+    written = of({}, notes={key: "0.5"}, schedulerName="kai-scheduler")
+
+    [hint] = find_unread(reviewed(written), "")
+
+    assert hint.text == f"annotation {key} has no effect: write gpu-fraction"
+    patched = jsonpatch.apply_patch(written, msgspec.to_builtins(json_patch(written, hint.changes)))
+    assert patched["metadata"]["annotations"] == {"gpu-fraction": "0.5"}
+
+
+def test_pods_for_run_ais_own_scheduler_are_not_warned_of_its_words() -> None:
+    written = of({}, notes={"gpu-fraction": "0.5"}, schedulerName="runai-scheduler")
+
+    assert list(find_unread(reviewed(written), "")) == []
+
+
+BESIDE: dict[str, tuple[Limits, int | None]] = {
+    "another accelerator": ({"habana.ai/gaudi": "1"}, None),
+    "two of them": ({"habana.ai/gaudi": "1", "google.com/tpu": "8"}, None),
+    "a GPU of another vendor": ({"amd.com/gpu": "1"}, None),
+    "memory of another system": ({"aliyun.com/gpu-mem": "3"}, 3072),
+}
+
+
+@pytest.mark.parametrize(("other", "mib"), BESIDE.values(), ids=BESIDE.keys())
+def test_an_accelerator_beside_a_gpu_that_no_node_has_is_left_out(
+    other: Limits, mib: int | None
+) -> None:
+    followed = follow(of({"nvidia.com/gpu": "1"} | other))
+
+    [container] = followed.request.containers
+    assert (container.gpus, container.memory_units) == (1, mib)
+    [hint] = followed.hints
+    assert all(f"remove {name} from all containers" in hint.text for name in other)
+
+
+def test_an_accelerator_in_another_container_is_left_out_and_the_share_stays() -> None:
+    side = container("side", {"habana.ai/gaudi": "1", "cpu": "1"})
+
+    followed = follow(pod(container("main", T4), side))
+
+    assert [part.memory_units for part in followed.request.containers] == [3000]
+    assert len(followed.hints) == 1
 
 
 FOREIGN = {
@@ -304,6 +400,21 @@ FOREIGN = {
     ("k8s.amazonaws.com/vgpu", "1"): None,
     ("gpu", "1"): None,
     ("nvidia.com/pgpu", "1"): None,
+    ("volcano.sh/gpu-mem.128Mi", "40"): 5120,
+    ("volcano.sh/gpu-mem.1Gi", "4"): 4096,
+    ("tke.cloud.tencent.com/qgpu-memory", "5"): 5120,
+    ("vke.volcengine.com/mgpu-memory", "10240"): 10240,
+    ("baidu.com/cgpu_memory", "10"): 10240,
+    ("aws.amazon.com/neuroncore", "2"): None,
+    ("aws.amazon.com/neuron", "1"): None,
+    ("google.com/tpu", "4"): None,
+    ("huawei.com/Ascend910", "1"): None,
+    ("huawei.com/npu", "1"): None,
+    ("cambricon.com/mlunum", "1"): None,
+    ("hygon.com/dcunum", "1"): None,
+    ("enflame.com/vgcu", "1"): None,
+    ("kunlunxin.com/xpu", "1"): None,
+    ("alibabacloud.com/ppu", "1"): None,
 }
 """Resources of systems that Leasehold does not read, and the MiB of a GPU that they stand for."""
 

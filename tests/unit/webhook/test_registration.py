@@ -6,6 +6,7 @@ import pytest
 
 from services.webhook.registration import admission_policies, configuration, registered_url
 from shared.model.errors import RequestError
+from simcluster.apiserver.cel import conditions_hold
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,38 @@ def test_every_list_is_measured_before_a_condition_looks_at_its_items() -> None:
     for items, before in looks:
         measured = rf"{re.escape(items)}\.size\(\) (> \d+ \|\||<= \d+ &&) $"
         assert re.search(measured, before), f"{items} may be as long as the author likes"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_reviewed"),
+    [
+        ("gpu-fraction", True),
+        ("run.ai/gpu-fraction", True),
+        ("runai/gpu-memory", True),
+        ("kai.scheduler/gpu-fraction", True),
+        ("run.ai/project", False),
+    ],
+)
+def test_a_pod_that_requests_gpus_by_annotations_is_reviewed(
+    annotation: str, is_reviewed: bool
+) -> None:
+    conditions = [
+        condition
+        for hook in configuration()["webhooks"]
+        for condition in hook["matchConditions"]
+        if "'gpu-fraction'" in condition["expression"]
+    ]
+    pod = {
+        "metadata": {"name": "p", "annotations": {annotation: "0.5"}},
+        "spec": {
+            "schedulerName": "default-scheduler",
+            "containers": [{"name": "main", "image": "app"}],
+        },
+    }
+    variables = {"object": pod, "oldObject": None, "request": {"operation": "CREATE"}}
+
+    assert conditions
+    assert all(conditions_hold([it], variables) is is_reviewed for it in conditions)
 
 
 def test_no_policy_searches_a_list_that_authors_of_pods_make_long() -> None:

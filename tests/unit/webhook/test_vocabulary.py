@@ -116,6 +116,10 @@ def test_every_word_of_a_request_has_its_place_and_is_found_by_a_prefix() -> Non
     assert [name for name in GPU_RESOURCES if not name.startswith(PREFIXES)] == []
 
 
+def test_words_in_which_the_letters_of_an_accelerator_stand_are_none() -> None:
+    assert list(unknown_gpus(["example.com/input", "example.com/output-slots"])) == []
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -125,6 +129,8 @@ def test_every_word_of_a_request_has_its_place_and_is_found_by_a_prefix() -> Non
         ("nvidia.com/gpu-memory", "did you mean nvidia.com/gpumem?"),
         ("gpumemory", "did you mean nvidia.com/gpumem: 1024?"),
         ("habana.ai/gaudi", "did you mean nvidia.com/gpu?"),
+        ("aws.amazon.com/neuroncore", "did you mean nvidia.com/gpu?"),
+        ("volcano.sh/gpu-mem.128Mi", "did you mean volcano.sh/gpu-memory: 128?"),
         ("nvidia.com/mig-1g.5gb", "did you mean nvidia.com/gpu: 1 and nvidia.com/gpumem: 4768 and"),
         ("gpu.intel.com/i915", ""),
     ],

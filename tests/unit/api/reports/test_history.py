@@ -12,6 +12,7 @@ from services.api.reports.history import (
     NODE,
     POD,
     RANGES,
+    UNUSED,
     WAITING,
     RecordedValues,
     Sample,
@@ -114,8 +115,11 @@ async def test_finished_pods_have_the_means_of_their_usage_for_a_day(
 ) -> None:
     held = lease("p1", namespace="team", created_at=BEGIN)
     for number in range(240):
-        amounts = [3000, 50, 1000 + number % 2 * 1000, None, 50 if number < 60 else 0]
-        history.add({POD: {"p1": amounts}}, BEGIN + 30 * (number + 1))
+        idle = 50 if 20 <= number < 60 else 0
+        unused = 50 if number < 60 else 0
+        amounts = [3000, 50, 1000 + number % 2 * 1000, None, idle]
+        sample: Sample = {POD: {"p1": amounts}, UNUSED: {"p1": (unused,)}}
+        history.add(sample, BEGIN + 30 * (number + 1))
     ended = BEGIN + 7200
 
     history.add_finished([finished_pod(held, ended, "Succeeded")], ended)
@@ -165,6 +169,10 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
     assert sample[CLUSTER] == {"": expected}
     assert sample["waiting"] == {"NoMemory": (2,), "GpuQuota": (1,)}
     assert sample["hardware"] == {"GPU-n1-0": (61, None, 1410, None)}
+    assert sample[UNUSED] == {"p1": [idle]}
+    projection.update_measured(NodeName("n1"), usage(measured), now=700.0, idle_after_s=6_000)
+    early = sample_of(projection.devices.values(), [], {})
+    assert (early[POD]["p1"][-1], early[UNUSED]["p1"]) == (0, [idle])
 
 
 def test_a_history_begins_with_the_first_known_value() -> None:

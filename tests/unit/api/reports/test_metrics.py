@@ -312,7 +312,7 @@ def test_waiting_pods_are_counted_by_system_and_reason_with_the_longest_wait() -
     assert value("waiting_pods", system=dialect, reason="GpuMemoryTaken") is None
 
 
-def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() -> None:
+def test_capacity_is_counted_by_state_and_the_largest_free_share_of_usable_devices() -> None:
     held = lease("p1", 0)
     shown = projected(node_totals(held))
     (first, second) = shown.devices.values()
@@ -322,16 +322,23 @@ def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() ->
     export_cluster(shown, [], NOW)
 
     assert value("devices", model=model, state="usable") == 2
-    assert value("capacity_memory_bytes", model=model) == 2 * total * MIB
-    assert value("leased_memory_bytes", model=model) == held.shares[0].memory_mib * MIB
+    leased = held.shares[0].memory_mib
+    assert value("capacity_memory_bytes", model=model, state="usable") == 2 * total * MIB
+    assert value("leased_memory_bytes", model=model, state="usable") == leased * MIB
     assert value("largest_free_share_bytes", model=model) == second.memory_mib * MIB
 
     shown.devices[second.uuid] = structs.replace(second, healthy=False)
     export_cluster(shown, [], NOW)
 
     assert value("devices", model=model, state="unhealthy") == 1
-    free = total - held.shares[0].memory_mib
-    assert value("largest_free_share_bytes", model=model) == free * MIB
+    assert value("largest_free_share_bytes", model=model) == (total - leased) * MIB
+
+    shown.devices[first.uuid] = structs.replace(first, healthy=False)
+    export_cluster(shown, [], NOW)
+
+    assert value("leased_memory_bytes", model=model, state="unhealthy") == leased * MIB
+    assert value("leased_memory_bytes", model=model, state="usable") is None
+    assert value("largest_free_share_bytes", model=model) is None
 
 
 def test_a_device_of_a_node_that_is_gone_is_closed_in_metrics_and_for_kubectl() -> None:

@@ -62,6 +62,26 @@ def test_what_is_idle_is_wasted_since_the_last_use() -> None:
     cost = cost_of_lease(view_of(board, lease), board.devices, {}, EUROS, NOW)
 
     assert (cost.gpu_hours, cost.idle_gpu_hours) == (2.0, 0.5)
+    unused = build.measurement(lease, memory_mib=0, cores_percent=0, idle_since=NOW - 360)
+    board.update_measured(NodeName("n1"), usage(unused), now=NOW, idle_after_s=600)
+    cost = cost_of_lease(view_of(board, lease), board.devices, {}, EUROS, NOW)
+    assert cost.idle_gpu_hours == 0.05, "before it is marked as idle, as in the costs of namespaces"
+
+
+def test_a_gpu_that_is_not_used_is_wasted_beside_one_that_is() -> None:
+    lease = lease_on(0, 1)
+    board = projected(node_totals(lease))
+    parts = [structs.replace(lease, shares=(share,)) for share in lease.shares]
+    uses = (None, NOW - HOUR_S)
+    measured = [
+        build.measurement(part, memory_mib=0, cores_percent=0, idle_since=since)
+        for part, since in zip(parts, uses, strict=True)
+    ]
+    board.update_measured(NodeName("n1"), usage(*measured), now=NOW, idle_after_s=600)
+
+    cost = cost_of_lease(view_of(board, lease), board.devices, {}, EUROS, NOW)
+
+    assert (cost.gpu_hours, cost.idle_gpu_hours) == (4.0, 0.5)
 
 
 @pytest.mark.parametrize(("others", "watts"), [((), 200.0), ((75,), 80.0)])
