@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from shared.kubernetes.paths import node_path
 from tests.night.stack import RUNS, Night
 from tests.support.stack import running
-from tests.support.waiting import until
 
 Act = Callable[[Night], Awaitable[None]]
 AUDIT_S = 90.0
@@ -46,17 +45,6 @@ def restart(*parts: str) -> Act:
             night.up.kill(part)
 
     return kill
-
-
-async def empty_redis(night: Night) -> None:
-    """Empty Redis once the audit has named the pod whose lease it has lost."""
-    await until(
-        lambda: night.leasehold("audit"),
-        lambda done: done.code == 1 and RUNS in done.out,
-        limit_s=AUDIT_S * night.patience,
-    )
-    await night.redis("FLUSHALL")
-    await audit(night)
 
 
 async def audit(night: Night) -> None:

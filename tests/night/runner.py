@@ -36,7 +36,16 @@ class NightRunner:
         self.reader = Reader(night)
 
     async def run(self, fault: Fault) -> NightResult:
+        """Run one fault; one that does not come to its end is a miss, and the night goes on."""
         result = NightResult(fault=fault)
+        try:
+            await self._run(fault, result)
+        except AssertionError as error:
+            result.misses.append(f"it was not run to its end: {error}")
+        await self.night.up.clear()
+        return result
+
+    async def _run(self, fault: Fault, result: NightResult) -> None:
         night = self.night
         night.gpu = fault.gpu
         await night.create_pod(RUNS)
@@ -59,8 +68,6 @@ class NightRunner:
             ended_at = time.monotonic()
             result.misses += await self._end(fault)
         await self._recover(new, result, ended_at)
-        await night.up.clear()
-        return result
 
     async def _end(self, fault: Fault) -> list[str]:
         """Apply the remedy, and return why it did not work."""
