@@ -62,7 +62,7 @@ class Reader:
         return finding_lines(finding for finding in findings if finding["outcome"] in BAD)
 
     async def _problems(self) -> Iterable[str]:
-        limit = aiohttp.ClientTimeout(total=PAGE_S)
+        limit = aiohttp.ClientTimeout(total=PAGE_S * self.night.patience)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
@@ -80,7 +80,7 @@ class Reader:
         return firing(self.expressions, self.before, await self._scrape())
 
     async def _scrape(self) -> Scrape:
-        limit = aiohttp.ClientTimeout(total=SCRAPE_S)
+        limit = aiohttp.ClientTimeout(total=SCRAPE_S * self.night.patience)
         async with aiohttp.ClientSession(timeout=limit) as session:
             parts = self.night.addresses()
             texts = await asyncio.gather(
