@@ -245,12 +245,16 @@ def name_of(pod: Mapping[str, Any]) -> str:
 
 @contextlib.asynccontextmanager
 async def night_stack() -> AsyncIterator[Night]:
-    """Start the stack of a night, and stop it at the end."""
+    """Start the stack of a night, and stop it at the end.
+
+    Its programs are executed, so that the loader gives them their clocks, and each exports its own
+    metrics only: forks of one process have those of all services, and alerts fire for them.
+    """
     with tempfile.TemporaryDirectory(prefix="lh-clocks-") as folder:
         clocks = Clocks(Path(folder))
         env = clocks.environment_of_all(CLOCKS)
         flags = ("--nodes", str(len(NODES)), "--gpus", LAYOUT)
-        async with stack(*flags, webhook=True, env=env) as up:
+        async with stack(*flags, webhook=True, env=env, loader=True) as up:
             night = Night(up, clocks)
             await night.make_disk_small()
             try:
