@@ -12,6 +12,7 @@ for _kind in (
     "deleted_nodes",
     "devices_on_two_nodes",
     "leases_elsewhere",
+    "ledger_rebuilt",
     "lost_leases",
     "not_restored",
     "pods_without_lease",

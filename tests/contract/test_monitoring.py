@@ -224,6 +224,9 @@ LeaseholdBudgetExhausted 1m namespace=a severity=critical
 LeaseholdNodeMessagesRefused 4m kind=refused_of_nodes severity=critical
   leasehold_binder_anomalies_total{kind="refused_of_nodes"} 0 0 0 2+0x20
   leasehold_binder_anomalies_total{kind="deleted_nodes"} 0 0 0 2+0x20
+LeaseholdLedgerRebuilt 4m kind=ledger_rebuilt severity=warning
+  leasehold_binder_anomalies_total{kind="ledger_rebuilt"} 0 0 0 1+0x20
+  leasehold_binder_anomalies_total{kind="deleted_nodes"} 0 0 0 2+0x20
 LeaseholdEventsRefused 4m job=binder subject=a severity=warning
   leasehold_events_refused_total{job="binder",subject="a"} 0 0 0 2+0x20
   leasehold_events_refused_total{job="binder",subject="b"} 3+0x20

@@ -1,15 +1,24 @@
 """The table of faults names checks, alerts and sections that exist, and is in the docs."""
 
+import re
+
 import pytest
 
 from services.cli.doctor.doctor import CLUSTER_CHECKS, NODE_CHECKS
-from tests.contract.test_pages import anchors
+from tests.contract.test_pages import anchor_of, anchors
 from tests.night.alerts import Scrape, alerts, firing, is_evaluated
 from tests.night.faults import FAULTS, Fault, page_table
 from tests.night.places import Place
 from tools.generate.pages import TROUBLESHOOTING, section
 
 ALERTS = alerts()
+
+
+def text_of_section(anchor: str) -> str:
+    """Return a section of docs/troubleshooting.md by the anchor of its heading."""
+    headings = re.split(r"^(#+ .+)$", TROUBLESHOOTING.read_text(), flags=re.MULTILINE)[1:]
+    texts = zip(headings[::2], headings[1::2], strict=True)
+    return next(text for heading, text in texts if anchor_of(heading.lstrip("# ")) == anchor)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.name))
@@ -19,6 +28,7 @@ def test_each_fault_has_words_in_every_place_or_a_reason_for_none(fault: Fault) 
     assert all(fault.says.values())
     assert fault.check in {"", *NODE_CHECKS, *CLUSTER_CHECKS}
     assert fault.runbook in anchors(TROUBLESHOOTING)
+    assert fault.entry in text_of_section(fault.runbook)
     if alert := fault.says.get(Place.ALERT):
         assert is_evaluated(ALERTS[alert]["expr"])
 

@@ -51,8 +51,12 @@ def links(page: Path) -> list[str]:
 def anchors(page: Path) -> frozenset[str]:
     """The names that both GitHub and the site give to the page's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
-    names = (re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings)
+    names = map(anchor_of, headings)
     return frozenset(name for name in names if "--" not in name)  # the site makes one "-" of two
+
+
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

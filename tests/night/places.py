@@ -59,15 +59,10 @@ class Reader:
             findings = json.loads(done.out)["findings"]
         except ValueError:
             return [f"no findings: {done.err}"]
-        return [
-            " ".join(filter(None, (finding["check"], finding["subject"])))
-            + f": {finding['text']} -> {finding['fix']}"
-            for finding in findings
-            if finding["outcome"] in BAD
-        ]
+        return finding_lines(finding for finding in findings if finding["outcome"] in BAD)
 
     async def _problems(self) -> Iterable[str]:
-        limit = aiohttp.ClientTimeout(total=PAGE_S)
+        limit = aiohttp.ClientTimeout(total=PAGE_S * self.night.patience)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
@@ -85,7 +80,7 @@ class Reader:
         return firing(self.expressions, self.before, await self._scrape())
 
     async def _scrape(self) -> Scrape:
-        limit = aiohttp.ClientTimeout(total=SCRAPE_S)
+        limit = aiohttp.ClientTimeout(total=SCRAPE_S * self.night.patience)
         async with aiohttp.ClientSession(timeout=limit) as session:
             parts = self.night.addresses()
             texts = await asyncio.gather(
@@ -101,6 +96,23 @@ class Reader:
                 for sample in family.samples:
                     samples[sample.name, _labels({**own, **sample.labels})] = sample.value
         return Scrape(at=time.time(), samples=samples)
+
+
+def finding_lines(findings: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return findings of the doctor, with all nodes of which it has the same one in a line.
+
+    >>> lost = {"check": "agent", "text": "none", "fix": "start it"}
+    >>> finding_lines([lost | {"subject": "node-0"}, lost | {"subject": "node-1"}])
+    ['agent node-0, node-1: none -> start it']
+    """
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        key = finding["check"], f"{finding['text']} -> {finding['fix']}"
+        nodes.setdefault(key, []).append(finding["subject"])
+    return [
+        f"{' '.join(filter(None, (check, ', '.join(names))))}: {text}"
+        for (check, text), names in nodes.items()
+    ]
 
 
 def _labels(labels: Mapping[str, str]) -> Labels:

@@ -7,13 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from shared.model.errors import LeaseholdError
 from tests.night.faults import LIMIT_S, Fault
 from tests.night.places import Place, Reader
 from tests.night.report import NightResult, lines_of
 from tests.night.stack import RUNS, WAITS, Night, night_stack
+from tests.support.stack import running
 
 RECOVER_S = 120.0
 READ_PAUSE_S = 0.5
@@ -36,11 +36,20 @@ class NightRunner:
         self.reader = Reader(night)
 
     async def run(self, fault: Fault) -> NightResult:
+        """Run one fault; one that does not come to its end is a miss, and the night goes on."""
         result = NightResult(fault=fault)
+        try:
+            await self._run(fault, result)
+        except AssertionError as error:
+            result.misses.append(f"it was not run to its end: {error}")
+        await self.night.up.clear()
+        return result
+
+    async def _run(self, fault: Fault, result: NightResult) -> None:
         night = self.night
         night.gpu = fault.gpu
         await night.create_pod(RUNS)
-        await night.up.until(RUNS, is_running, limit_s=self.recover_s)
+        await night.up.until(RUNS, running, limit_s=self.recover_s)
         before = await self._calm()
         await self.reader.begin()
         began_at = time.monotonic()
@@ -57,10 +66,16 @@ class NightRunner:
         finally:
             creating.cancel()
             ended_at = time.monotonic()
-            await fault.end(night)
+            result.misses += await self._end(fault)
         await self._recover(new, result, ended_at)
-        await night.up.clear()
-        return result
+
+    async def _end(self, fault: Fault) -> list[str]:
+        """Apply the remedy, and return why it did not work."""
+        try:
+            await fault.end(self.night)
+        except AssertionError as error:
+            return [f"the remedy: {error}"]
+        return []
 
     async def _create(self, after_s: float = 0.0) -> None:
         """Create the pod that has to wait, if the API server takes it."""
@@ -146,10 +161,6 @@ class NightRunner:
                 return
             await asyncio.sleep(READ_PAUSE_S)
         result.misses.append(f"the remedy left, after {self.recover_s:g} s: {' | '.join(left)}")
-
-
-def is_running(pod: Mapping[str, Any]) -> bool:
-    return bool(pod["status"].get("phase") == RUNNING)
 
 
 def without_numbers(line: str) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.campaign.stack.clocks import Clocks
-from tests.support.stack import Done, Stack, gpu_pod, stack, vgpu
+from tests.support.stack import PODS, Done, Stack, gpu_pod, stack, vgpu
+from tests.support.waiting import until
 
 NODES = ("node-0", "node-1")
 GPUS = 6
@@ -195,6 +196,11 @@ class Night:
         pod = gpu_pod(name, vgpu(memory=memory_mib), annotations={USE_UUIDS: uuid})
         await self.up.create(pod)
 
+    async def delete_pod(self, name: str) -> None:
+        """Delete a pod, and wait until it is gone."""
+        await self.up.kube.delete(f"{PODS}/{name}")
+        await until(self.up.pods, lambda pods: name not in map(name_of, pods))
+
     async def phase(self, name: str) -> str:
         with contextlib.suppress(LeaseholdError):
             return str((await self.up.pod(name))["status"].get("phase", ""))
@@ -207,11 +213,16 @@ class Night:
         except TimeoutError:
             return Done(1, "", f"the command has not ended within {COMMAND_S * self.patience:g} s")
 
+    async def command(self, *words: str, codes: Collection[int] = (0,)) -> str:
+        """Run a command that must end with one of these exit codes, and return its output."""
+        done = await self.leasehold(*words)
+        assert done.code in codes, f"leasehold {' '.join(words)}: {done.out}{done.err}"
+        return done.out
+
     async def sim(self, *words: str) -> None:
         """Break or heal the GPU of this fault."""
         action, *flags = words
-        done = await self.up.leasehold("sim", action, self.gpu, *flags)
-        assert done.code == 0, done.err
+        await self.command("sim", action, self.gpu, *flags)
 
     @property
     def page(self) -> str:
@@ -228,14 +239,22 @@ class Night:
         return shown | usage
 
 
+def name_of(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
 @contextlib.asynccontextmanager
 async def night_stack() -> AsyncIterator[Night]:
-    """Start the stack of a night, and stop it at the end."""
+    """Start the stack of a night, and stop it at the end.
+
+    Its programs are executed, so that the loader gives them their clocks, and each exports its own
+    metrics only: forks of one process have those of all services, and alerts fire for them.
+    """
     with tempfile.TemporaryDirectory(prefix="lh-clocks-") as folder:
         clocks = Clocks(Path(folder))
         env = clocks.environment_of_all(CLOCKS)
         flags = ("--nodes", str(len(NODES)), "--gpus", LAYOUT)
-        async with stack(*flags, webhook=True, env=env) as up:
+        async with stack(*flags, webhook=True, env=env, loader=True) as up:
             night = Night(up, clocks)
             await night.make_disk_small()
             try:

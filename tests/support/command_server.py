@@ -58,11 +58,14 @@ def _text(file: IO[bytes]) -> str:
 
 @cache
 def _server() -> str:
-    """Start the server of this process, and return the path of its socket."""
+    """Start the server of this process, and return the path of its socket.
+
+    A signal to this process and its group does not end it: `leasehold down` has to run after that.
+    """
     folder = tempfile.TemporaryDirectory(prefix="lh-commands-")
     path = f"{folder.name}/s"
     command = [sys.executable, "-m", __name__, path]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
 
     def stop() -> None:
         process.kill()

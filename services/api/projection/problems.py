@@ -67,7 +67,7 @@ NATS = (
     "leasehold doctor; running pods are not affected"
 )
 PODS = "check NATS and the pods: kubectl -n {} get pods -o wide"
-REDIS = "check that Redis and NATS run: leasehold doctor"
+LEDGER = "check that Redis and NATS run: leasehold doctor"
 AGENTS = f"check that the agents run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
 OLD = "Leases cannot be read from Redis"
 SICK = "pods on it stay; it gets no new ones until it is healthy again; see leasehold doctor"
@@ -331,7 +331,7 @@ def affected_objects(
 ) -> Iterator[AffectedObject]:
     if data.ledger_at and now - data.ledger_at > OLD_S:
         name = "everything shown is old"
-        yield AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)
+        yield AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=LEDGER)
     missing = list(components)
     yield from missing
     yield from _sick_or_closed(projection, visible)

@@ -162,6 +162,8 @@ class LedgerRebuild:
         if not await self.ledger.finish_rebuild(token):
             return []
         logger.warning("the ledger has %d leases again", restored)
+        if restored:  # none, where Redis is new
+            count_anomaly("ledger_rebuilt")
         self._compare_again_at = self.clock.ticks() + self.timing.compare_again_s
         return [LedgerRebuilt(generation=token)]
 

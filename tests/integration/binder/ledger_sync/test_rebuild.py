@@ -30,6 +30,7 @@ from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation, bound, in_state, listing, report
 from tests.support.binder.world import (
     NOW,
+    Counts,
     FakePods,
     NewWorld,
     World,
@@ -118,6 +119,7 @@ async def test_an_empty_ledger_is_restored_from_agents_and_pods(world: World) ->
     assert await world.states() == {"p1": LeaseState.ACTIVE, "p2": LeaseState.BOUND}
     again = await world.leases()
     assert [again[each.pod].shares for each in (active, silent)] == [active.shares, silent.shares]
+    assert world.metrics.anomalies["ledger_rebuilt"] == 1
 
 
 async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight(new_world: NewWorld) -> None:
@@ -299,6 +301,7 @@ async def test_requests_are_repeated_less_and_less_often(url: str) -> None:
 async def test_pods_are_compared_once_more_after_a_rebuild(url: str) -> None:
     """The loss of writes included a deletion; an older event recorded the pod as waiting again."""
     listed_at = 0.0
+    counts = Counts()
 
     async def answer(evidence: CollectedEvidence, request_id: str) -> None:
         nonlocal listed_at
@@ -310,6 +313,7 @@ async def test_pods_are_compared_once_more_after_a_rebuild(url: str) -> None:
     rebuilt, requested = await rebuild(url, answer, timing=timing, steps=2)
 
     assert isinstance(rebuilt, LedgerRebuilt)
+    assert "ledger_rebuilt" not in counts.anomalies, "there was no lease to lose"
     assert isinstance(requested, ResyncRequested)
     assert time.monotonic() - listed_at >= timing.compare_again_s
 

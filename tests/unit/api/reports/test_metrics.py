@@ -161,6 +161,14 @@ def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
     assert texts({"other"}.__contains__) == [old, hidden, *rest]
 
 
+def test_old_data_has_a_hint_that_names_a_command() -> None:
+    data = DataAge(ledger_at=10.0)
+
+    (problem,) = problems_of(Projection(), [], data, visible=all_namespaces, now=50.0)
+
+    assert "leasehold doctor" in problem.hint
+
+
 def test_a_sick_gpu_is_one_problem_whose_hint_is_the_remedy() -> None:
     sick, other = build.devices(2, "n1")
     fault = f"cordoned: {Xid(sick.uuid, 95).fault}"
