@@ -32,10 +32,15 @@ CARDS = "node-0"
 PARTITIONED = "node-1"
 
 
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the watcher reads when it starts."""
+    return tmp_path_factory.mktemp("volcano") / "conf.yaml"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Eight cards with one share each, a card in MIG mode; the watcher reads `conf.yaml`."""
-    conf = tmp_path_factory.mktemp("volcano") / "conf.yaml"
+async def up(conf: Path) -> AsyncIterator[Stack]:
+    """Eight cards with one share each, a card in MIG mode; the watcher reads `conf`."""
     conf.write_text(guides.VOLCANO_GPU_SHARING_CONF)
     layout = "8xGTX1080Ti,1xA100-40GB:mig"
     env = {"LEASEHOLD_VOLCANO_CONF": str(conf)}
@@ -45,12 +50,6 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     ):
         await started.kubectl_out("create", "namespace", "volcano-system")
         yield started
-
-
-@pytest.fixture(scope="module")
-def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that the watcher reads when it starts."""
-    return tmp_path_factory.getbasetemp() / "volcano0" / "conf.yaml"
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName
 from shared.nats.subjects import user_of
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.stack import Stack, gpu_pod, running
+from tests.support.stack import START_S, Stack, gpu_pod, running
 from tests.support.waiting import until
 
 GPUS = "8xGTX1080Ti"
@@ -194,7 +194,7 @@ async def agent(
             stderr=log,
         )
     try:
-        await until(lambda: run_file.exists() or process.returncode is not None)
+        await until(lambda: run_file.exists() or process.returncode is not None, limit_s=START_S)
         assert run_file.exists(), log_file.read_text()[-2000:]
         yield process
     finally:
