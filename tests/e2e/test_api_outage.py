@@ -14,7 +14,7 @@ PODS = 12
 HALF_MIB = 7_000
 """Two pods of this size fill one of the two devices."""
 FINAL = frozenset({"Succeeded", "Failed"})
-BRIEF = {"sim.leasehold.dev/run-for": "2s"}
+BRIEF = {"sim.leasehold.dev/run-for": "5s"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

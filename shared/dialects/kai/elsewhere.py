@@ -75,6 +75,7 @@ def as_resources(pod: PodManifest) -> Hint | None:
 
     None if they stand for nothing, or if the pod already requests more than a number of GPUs.
 
+    >>> from shared.dialects.dialect import ContainerManifest
     >>> container = ContainerManifest(name="main")
     >>> notes = {"run.ai/gpu-memory": "4Gi"}
     >>> as_resources(PodManifest(namespace="ml", containers=(container,), annotations=notes)).text

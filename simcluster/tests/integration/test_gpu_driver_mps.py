@@ -90,6 +90,7 @@ def test_commands_of_a_wedged_server_reply_as_ever_and_its_new_clients_hang(
         subprocess.run(probe, env=environment, stdin=subprocess.DEVNULL, check=False, timeout=1)
     assert daemon.do(f"get_server_status {server}") == "ACTIVE"
     os.kill(server, signal.SIGKILL)
+    until_blocking(lambda: not daemon.servers)
     ended = subprocess.run(
         probe,
         env=environment,
