@@ -41,7 +41,6 @@ from tests.support.waiting import until
 GPUS = 8
 SHARE = 0.1
 FREED = "a pod ends, a waiting one is bound"
-LIMIT_S = 120
 STUCK_S = 30
 MOST_IN_CHURN = 100
 ALLOCATED = re.compile(r"([^,:;\[\]]+),[^,:;]*,(\d+),(\d+)")
@@ -67,9 +66,9 @@ class Run:
         self.rows[name] = text
         print(f"{name}: {text}", flush=True)
 
-    async def bound(self, names, limit_s=LIMIT_S):
+    async def bound(self, names, limit_s=None):
         """Wait until all pods are bound; return how many are."""
-        return len(await self.api.wait_bound(names, limit_s))
+        return len(await self.api.wait_bound(names, limit_s or self.options.limit))
 
     async def measure(self, creating, count):
         """Create pods and wait for them; return their latencies, and text: missing, CPU per pod."""
@@ -191,7 +190,7 @@ async def reclaim_gang(run):
     of_system = run.api.system.gang
     if of_system and len(await whole(run)) == run.gpus:
         size = min(512, run.gpus)
-        objects, labels = of_system(run.api.namespace, "urgent", size)
+        objects, labels = of_system(run.api.namespace, "urgent", size, "scenarios")
         for path, made in objects:
             await run.api.kube.create(path, made)
         more = {"metadata": labels, "spec": {"priorityClassName": "scenarios"}}
@@ -203,7 +202,7 @@ async def gang(run):
     size = min(512, run.gpus)
     of_system = run.api.system.gang
     if of_system:
-        objects, more = of_system(run.api.namespace, "gang", size)
+        objects, more = of_system(run.api.namespace, "gang", size, "")
         for path, made in objects:
             await run.api.kube.create(path, made)
         await run.at_once(f"a gang of {size}", size, 1, {"metadata": more})
@@ -344,6 +343,8 @@ def main():
     add("--churn", type=float, default=60, help="seconds (default 60)")
     add("--kill", help="a command that kills the scheduler, for `churn`; something restarts it")
     add("--settle", type=float, default=12, help="seconds after the first pod (default 12)")
+    text = "seconds that pods have until they count as not bound (default 120)"
+    add("--limit", type=float, default=120, help=text)
     add("--label", help="heading of the table's column (default: the scheduler)")
     add("--results", type=Path, help="a file that keeps the rows of all runs")
     try:

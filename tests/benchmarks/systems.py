@@ -30,8 +30,9 @@ class System:
     """The same of a pod with so many whole GPUs."""
     pod: tuple[Mapping, Mapping] = ({}, {})
     """Labels and annotations of every pod."""
-    gang: Callable[[str, str, int], tuple[Sequence, dict]] | None = None
-    """By namespace, name and size: objects to create, as (path, object), and more of each pod."""
+    gang: Callable[[str, str, int, str], tuple[Sequence, dict]] | None = None
+    """By namespace, name, size, and name of a PriorityClass or an empty text: objects to create, as
+    (path, object), and more of each pod."""
     objects: Sequence[tuple[str, Mapping]] = ()
     """Created before all, as (path, object)."""
     heartbeat: Callable[[], Mapping] | None = None
@@ -65,14 +66,15 @@ def _volcano(count, memory, percent):
     return {f"volcano.sh/vgpu-{key}": str(amount) for key, amount in amounts.items()}, {}
 
 
-def _volcano_gang(namespace, name, size):
+def _volcano_gang(namespace, name, size, priority):
     group = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup"}
-    group |= {"metadata": {"name": name}, "spec": {"minMember": size}}
+    spec = {"minMember": size, "priorityClassName": priority}
+    group |= {"metadata": {"name": name}, "spec": spec}
     path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
     return [(path, group)], {"annotations": {"scheduling.k8s.io/group-name": name}}
 
 
-def _leasehold_gang(_namespace, name, size):
+def _leasehold_gang(_namespace, name, size, _priority):
     gang = "gang.scheduling.koordinator.sh"
     return [], {"annotations": {f"{gang}/name": name, f"{gang}/min-available": str(size)}}
 
@@ -98,6 +100,10 @@ def _kai_node(_name, gpus):
     return about, {}, {"nvidia.com/gpu": str(gpus)}
 
 
+_KAI_ADMITTED = {"runai/shared-gpu-configmap": "shares"}
+"""What its admission webhook writes into pods with a share."""
+
+
 def _kai_queue(name, more):
     unlimited = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
     resources = dict.fromkeys(("cpu", "gpu", "memory"), unlimited)
@@ -106,9 +112,9 @@ def _kai_queue(name, more):
     return path, queue | {"spec": {"resources": resources} | more}
 
 
-def _kai_gang(namespace, name, size):
+def _kai_gang(namespace, name, size, priority):
     group = {"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup"}
-    spec = {"minMember": size, "queue": "scenarios"}
+    spec = {"minMember": size, "queue": "scenarios", "priorityClassName": priority}
     path = f"/apis/scheduling.run.ai/v2alpha2/namespaces/{namespace}/podgroups"
     made = group | {"metadata": {"name": name}, "spec": spec}
     return [(path, made)], {"annotations": {"pod-group-name": name}}
@@ -145,7 +151,7 @@ SYSTEMS = {
     "kai": System(
         scheduler="kai-scheduler",
         node=_kai_node,
-        share=({}, {"gpu-fraction": str(SHARE_PERCENT / 100)}),
+        share=({}, {"gpu-fraction": str(SHARE_PERCENT / 100), **_KAI_ADMITTED}),
         whole=lambda count: ({"nvidia.com/gpu": str(count)}, {}),
         pod=({"kai.scheduler/queue": "scenarios"}, {}),
         gang=_kai_gang,
