@@ -111,6 +111,7 @@ class Compose:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 @asynccontextmanager
