@@ -279,16 +279,19 @@ class ApiServer:
     async def announce(self, victim: Victim, at: float) -> None:
         await self.write(
             f"announcement to {victim.pod}",
-            lambda: self._announce(victim.pod, self.clock.ticks()),
+            lambda: self._announce(victim.pod),
         )
 
     async def withdraw(self, victim: Victim) -> None:
-        self._announce(victim.pod, math.inf)
+        pod = self.find(victim.pod)
+        if pod is not None:
+            pod.announced_s = math.inf
 
-    def _announce(self, uid: PodUid, at_s: float) -> None:
+    def _announce(self, uid: PodUid) -> None:
+        """Note when its owner could know: an earlier write may happen after another binder's."""
         pod = self.find(uid)
         if pod is not None:
-            pod.announced_s = at_s
+            pod.announced_s = min(pod.announced_s, self.clock.ticks())
 
     async def annotate(
         self,

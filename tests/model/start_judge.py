@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.binder.report.explanations import PLANNED, WITHDRAWN, KubernetesEvent
+from shared.model.events.plan_events import StartReported
 from shared.placing.starts import LATE_S
 from tests.proof.history import History
 from tests.proof.observations import RawLedger
@@ -65,9 +66,14 @@ class StartJudge:
             promise.is_calm = False
 
     def note_advanced(self, began_at: float) -> None:
-        """A leader has looked at all starts."""
+        """A leader has looked at all starts; what it withdrew may still be on its way."""
+        on_its_way = {
+            message.event.pod
+            for message in (*self.world.bag, *self.world.handled)
+            if isinstance(message.event, StartReported)
+        }
         for pod, promise in self.promises.items():
-            if began_at > promise.at + LATE_S:
+            if began_at > promise.at + LATE_S and pod not in on_its_way:
                 promise.advances += 1
                 if promise.advances == ADVANCES:
                     self.world.fail(

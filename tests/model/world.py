@@ -103,6 +103,8 @@ class World:
         self.note = note
         self.failures: list[str] = []
         self.bag: list[Message] = []
+        self.handled: list[Message] = []
+        """Those that services handle now."""
         self.lost_redis = False
         self.moved: set[str] = set()
         """Devices that were built into another machine."""
@@ -246,6 +248,7 @@ class World:
     async def _handle(self, service: Replica, message: Message) -> None:
         kind = type(message.event)
         lock = self.locks.setdefault((service, kind), asyncio.Lock())
+        self.handled.append(message)
         try:
             async with lock:
                 events = await service.handlers[kind]([message.event])
@@ -260,6 +263,8 @@ class World:
             if isinstance(message.event, PodQueued):
                 self.watches.check_gangs()
             self.publish(events or ())
+        finally:
+            self.handled.remove(message)
 
     def flow(self) -> None:
         """Deliver all messages in order, and let API server and kubelets work, until it is calm."""
