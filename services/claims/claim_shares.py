@@ -14,10 +14,10 @@ from msgspec import structs
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.devices.enforcers import (
     INSTANCE,
-    NO_DEMAND,
     WHOLE,
     HeldBy,
     Holding,
+    MemoryEnforcer,
     SharingMode,
 )
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -25,7 +25,7 @@ from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Shar
 from shared.model.leases.lease_copy import dump_lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName
-from shared.model.requests.claim import claimable
+from shared.model.requests.claim import ClaimableDevice, ClaimMode, claimable
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import ALL_PERCENT, SharingPolicy
 from shared.placing.mig_instances import (
@@ -37,8 +37,6 @@ from shared.placing.mig_instances import (
 )
 from shared.placing.refusal.quota_refusals import over_quota
 
-BY_CONTAINER = HeldBy(memory="hami-core")
-"""For claims that several pods may use: the driver limits each pod for itself."""
 SHOWN_HOLDERS = 3
 SHOWN_GPUS = 8
 MOST_DATA = 10_240
@@ -90,9 +88,9 @@ def _shares_of(claim: AllocatedClaim, node: LedgerNode | None) -> list[Share] | 
     for allocated in claim.devices:
         if allocated.device not in devices:
             return f"node {claim.node} has no device {allocated.device}"
-        device, use, profile = devices[allocated.device]
+        device, use, (profile, mode) = devices[allocated.device]
         if profile is None:
-            demand = NO_DEMAND if claim.is_of_one_pod else BY_CONTAINER
+            demand = demand_of(mode, is_of_one_pod=claim.is_of_one_pod)
             holding = holding_of(allocated, device, demand, use.mode)
             if holding is None:
                 return _unheld_text(claim.node, device, demand, use.mode)
@@ -120,19 +118,28 @@ def _shares_of(claim: AllocatedClaim, node: LedgerNode | None) -> list[Share] | 
 
 def _claimable_devices(
     node: LedgerNode | None,
-) -> dict[str, tuple[Device, DeviceUse, MigProfile | None]]:
+) -> dict[str, tuple[Device, DeviceUse, ClaimableDevice]]:
     return {
-        name: (device, use, profile)
+        name: (device, use, part)
         for device, use in (node.devices if node else ())
-        for name, profile in claimable(device).items()
+        for name, part in claimable(device).items()
     }
+
+
+def demand_of(mode: ClaimMode, *, is_of_one_pod: bool) -> HeldBy:
+    """Return who has to hold a share of a claim for a device in this mode.
+
+    The driver limits each pod for itself, so it cannot hold a claim that several pods may use.
+    """
+    by_container: MemoryEnforcer = "mps" if mode == "mps" else "hami-core"
+    return HeldBy(memory=None if is_of_one_pod else by_container, compute=mode or None)
 
 
 def holding_of(
     allocated: AllocatedDevice, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
 ) -> Holding | None:
     """Return what holds what was allocated of a device in this mode, or None if nothing does."""
-    if is_whole(allocated, device):
+    if demand.compute is None and is_whole(allocated, device):
         return WHOLE
     return device.offer.holding(demand, mode=mode, capped=allocated.cores_percent > 0)
 
@@ -150,7 +157,7 @@ def share_of(allocated: AllocatedDevice, device: Device, holding: Holding) -> Sh
     have them all, as the scheduler's sum of capacities has it.
     """
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
-    whole = is_whole(allocated, device)
+    whole = holding == WHOLE
     sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
     return structs.replace(
         _share(allocated, device, memory_mib),
@@ -170,7 +177,7 @@ def _unheld_text(
     if device.offer.holding(demand, mode="", capped=True) is not None:
         return f"{where} is shared in mode {mode} until the last of its leases ends"
     missing = device.missing_text or "no limits would be enforced"
-    if demand == BY_CONTAINER and device.offer.memory:
+    if demand.memory == "hami-core" and device.offer.memory:
         return (
             f"{where} has no HAMi-core, which limits claims that several pods may use: {missing}. "
             "Give each pod a claim of its own, by a ResourceClaimTemplate"

@@ -4,6 +4,7 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Raw, Struct, field
@@ -116,7 +117,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         )
     statuses = [status for status in claim.status.devices if status.driver == DRIVER]
     copies = (bytes(status.data).decode() for status in statuses)
-    parameters = _read_parameters(allocation)
+    parameters = _read_parameters(allocation, devices)
     pods = (consumer for consumer in claim.status.reserved_for if consumer.resource == "pods")
     consumers = dict(sorted((PodUid(consumer.uid), consumer.name) for consumer in pods))
     given = (
@@ -162,14 +163,26 @@ class _Parameters(NamedTuple):
     """Which have no effect, or empty."""
 
 
-def _read_parameters(allocation: AllocationResult) -> _Parameters:
-    """Return what is to be said of the parameters for our driver."""
+def _read_parameters(
+    allocation: AllocationResult, devices: Sequence[AllocatedDevice]
+) -> _Parameters:
+    """Return what is to be said of the parameters for our driver.
+
+    Those that name requests are for their devices. A request of a prioritized list is named alone,
+    or with its choice.
+    """
     warning = ""
     for config in allocation.devices.config:
         if config.opaque is None or config.opaque.driver != DRIVER:
             continue
+        own = [
+            device
+            for device in devices
+            if not config.requests
+            or {device.request, device.request.partition("/")[0]} & set(config.requests)
+        ]
         try:
-            warning = check_parameters(bytes(config.opaque.parameters)) or warning
+            warning = check_parameters(bytes(config.opaque.parameters), own) or warning
         except RequestError as error:
             return _Parameters(refusal=cut(str(error)))
     return _Parameters(warning=warning)

@@ -2,8 +2,8 @@
 
 It is not kube-scheduler's: it takes the first devices of a node that match, and never goes back on
 a choice. It knows device classes, selectors, counts, prioritized lists, administrative access,
-taints, capacities with request policies, counters, and binding conditions; not constraints between
-requests.
+taints, capacities with request policies, counters and their compatibility groups, and binding
+conditions; not constraints between requests.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -23,6 +23,8 @@ DeviceKey = tuple[str, str, str]
 """Driver, pool and device."""
 Counters = dict[tuple[str, str, str], Fraction]
 """Amounts of the counters of a pool, by the pool, the counter set and the counter."""
+Groups = dict[tuple[str, str], frozenset[str]]
+"""The compatibility groups of a device, by the pool and the counter set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ class PooledDevice:
             for name, counter in taken["counters"].items()
         }
 
+    def groups(self) -> Groups:
+        """Return its compatibility groups in each counter set that it takes from."""
+        return {
+            (self.pool, str(taken["counterSet"])): frozenset(taken.get("compatibilityGroups") or ())
+            for taken in self.spec.get("consumesCounters") or ()
+        }
+
     def variable(self) -> Json:
         """Return it as the variable `device` of CEL expressions."""
         attributes: defaultdict[str, Json] = defaultdict(dict)
@@ -70,6 +79,28 @@ class PooledDevice:
 
 
 @dataclass(slots=True)
+class Members:
+    """The groups of devices that are allocated at the same time, in each counter set."""
+
+    groups: defaultdict[tuple[str, str], list[frozenset[str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def admit(self, device: PooledDevice) -> bool:
+        """Return whether the devices of each set have a group in common with it, or all none."""
+        return all(
+            not any(own) if not groups else bool(groups.intersection(*own))
+            for key, groups in device.groups().items()
+            if (own := self.groups[key])
+        )
+
+    def add(self, device: PooledDevice) -> None:
+        """Add a device."""
+        for key, groups in device.groups().items():
+            self.groups[key].append(groups)
+
+
+@dataclass(slots=True)
 class AllocatedCapacity:
     """What is allocated of devices.
 
@@ -86,6 +117,14 @@ class AllocatedCapacity:
                 for key, amount in device.counters().items():
                     left[key] = left.get(key, Fraction(0)) - amount
         return left
+
+    def members(self, devices: Iterable[PooledDevice]) -> Members:
+        """Return the groups of these devices, of those that are allocated."""
+        members = Members()
+        for device in devices:
+            if device.key in self.consumed:
+                members.add(device)
+        return members
 
     def add(self, results: Iterable[Json]) -> None:
         """Add the results of an allocation; those for administrative access take nothing."""
@@ -185,22 +224,30 @@ class ClaimAllocator:
     def _results(self, name: str, wanted: Json) -> list[Json]:
         matching = [device for device in self._devices if self._is_eligible(device, wanted)]
         left = self._usage.counters_left(self._devices, self._counters)
+        members = self._usage.members(self._devices)
         is_all = wanted.get("allocationMode") == "All"
         count = len(matching) if is_all else int(wanted.get("count") or 1)
         fitting: list[Json] = []
         for device in matching:
             result = self._result(name, device, wanted)
-            if result is not None and len(fitting) < count and self._takes(device, wanted, left):
+            if (
+                result is not None
+                and len(fitting) < count
+                and self._takes(device, wanted, left, members)
+            ):
                 fitting.append(result)
         return fitting if len(fitting) == count else []
 
-    def _takes(self, device: PooledDevice, wanted: Json, left: Counters) -> bool:
-        """Take a device's counters of what is left of them, if they suffice."""
+    def _takes(self, device: PooledDevice, wanted: Json, left: Counters, members: Members) -> bool:
+        """Take a device's counters of what is left of them, if they suffice and its groups fit."""
         if wanted.get("adminAccess") or device.key in self._usage.consumed:
             return True
         taken = device.counters()
-        if any(left.get(key, Fraction(0)) < amount for key, amount in taken.items()):
+        if not members.admit(device) or any(
+            left.get(key, Fraction(0)) < amount for key, amount in taken.items()
+        ):
             return False
+        members.add(device)
         left.update({key: left[key] - amount for key, amount in taken.items()})
         return True
 

@@ -361,13 +361,6 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
     "words": {
-        **dict.fromkeys(
-            (31, 32),
-            "no claim is held by MPS: parameters for it are checked field by field, and refuse the "
-            "claim ([what is wrong or cannot be met is refused with the field]"
-            "(unit/dialects/test_dra_parameters.py); [other kinds and unknown fields are refused]"
-            "(unit/dialects/test_dra_parameters.py))",
-        ),
         34: "nothing sets the length of time slices: a claim with an interval other than Default "
         "is refused ([what is wrong or cannot be met is refused with the field]"
         "(unit/dialects/test_dra_parameters.py))",

@@ -33,7 +33,7 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import LeaseHolder, ShareRefused
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
-from shared.model.requests.claim import DRIVER, device_name
+from shared.model.requests.claim import DRIVER, claimable
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,12 @@ def _prepared_devices(
     access needs no lease, and has the device without limits.
     """
     left = {entry.allocation.container: cdi_names(entry) for entry in entries}
-    whole = {device_name(uuid): (qualified_name(uuid),) for uuid in node.devices}
+    whole = {
+        name: (qualified_name(uuid),)
+        for uuid, device in node.devices.items()
+        for name, part in claimable(device).items()
+        if part.profile is None
+    }
     return tuple(
         dra.Device(
             request_names=[result.request.partition("/")[0]],

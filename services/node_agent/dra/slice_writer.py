@@ -3,7 +3,8 @@
 A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
 An API server whose feature gates are disabled drops fields without an error: such a slice would
 promise devices without the guard of the ledger. So it is created by a dry run first, and not at all
-if that has dropped any; a stored slice that has lost some is deleted.
+if that has dropped any; a stored slice that has lost some is deleted. Where a dry run drops
+compatibility groups only, slices have no devices that need them.
 """
 
 import asyncio
@@ -11,15 +12,18 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from services.node_agent.dra.resource_claims import list_deallocated
 from services.node_agent.dra.slices import (
+    GROUPS,
     ClaimableNode,
     HeldAllocation,
     build_slices,
     find_dropped_fields,
+    groups_trial,
     is_current,
 )
 from services.node_agent.node import Node
@@ -42,6 +46,8 @@ RETRY_S = 1.0
 RECHECK_S = 2.0
 """Interval of comparisons between devices and slices."""
 LISTED = 500
+GROUP_FIELDS = {GROUPS, "consumesCounters"}
+"""What an API server drops that does not store compatibility groups."""
 UNSUPPORTED_RETRY_S = 60.0
 """Pause before slices are written again to a cluster that does not support them."""
 
@@ -73,6 +79,8 @@ class SliceWriter:
         self._deleted: set[str] = set()
         """UIDs since they were last written."""
         self._node_uid = ""
+        self._has_groups: bool | None = None
+        """The API server stores compatibility groups; None until a dry run has shown it."""
 
     def request(self) -> None:
         self._due.set()
@@ -81,6 +89,7 @@ class SliceWriter:
         """Write the slices soon, whatever was stored: a kubelet that starts deletes them."""
         self._stored = None
         self._node_uid = ""  # the node may have been registered anew, too
+        self._has_groups = None
         self.request()
 
     async def run(self) -> None:
@@ -130,6 +139,7 @@ class SliceWriter:
     async def _write(self) -> None:
         async with self._writing:
             node = self._claimable_node(await self._read_node_uid())
+            node = replace(node, has_groups=await self._may_use_groups(node))
             if self._stored is None:
                 self._stored = await self._list()
             generations = {stored.spec["pool"]["generation"] for stored in self._stored.values()}
@@ -142,6 +152,15 @@ class SliceWriter:
             if len(generations) != 1 or not _are_current(wanted, self._stored):
                 await self._replace(wanted, self._stored)
             self.unwritten_reason = None
+
+    async def _may_use_groups(self, node: ClaimableNode) -> bool:
+        trial = groups_trial(node)
+        if trial is None:
+            return False
+        if self._has_groups is None:
+            stored = await self.client.create(f"{COLLECTION}?dryRun=All", trial, RawObject)
+            self._has_groups = not find_dropped_fields(trial["spec"], stored.spec) & GROUP_FIELDS
+        return self._has_groups
 
     def _claimable_node(self, uid: str) -> ClaimableNode:
         if not (self.node.devices and self.node.leases.synced):
@@ -177,6 +196,7 @@ class SliceWriter:
             try:
                 written[name] = await self._write_one(slice_, exists=name in stored)
             except UnsupportedError:
+                self._has_groups = None
                 await self._delete({*stored, *wanted})
                 raise
         await self._delete(stored.keys() - wanted.keys())

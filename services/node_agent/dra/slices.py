@@ -8,16 +8,22 @@ A GPU in MIG mode is one device for each profile, whose capacity are its instanc
 allocated or free. That its profiles exclude each other is not part of it, but follows with the next
 slice once an instance is leased: counters, which could express it, are read by kube-scheduler for
 every node from the slices of all nodes.
+
+A GPU that offers sharing modes which claims demand is one device for each mode, of which those that
+its leases do not have are left out. While it is idle, compatibility groups keep kube-scheduler from
+allocating two of them; without groups only the device without a demand is listed.
+https://www.kubernetes.dev/resources/keps/5963/
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from services.node_agent.gpus.inventory import PER_NVLINK
-from shared.model.devices.device import LABEL_LENGTH, Device, DeviceMode, MigProfile
+from shared.model.devices.device import LABEL_LENGTH, Device, MigProfile
+from shared.model.devices.enforcers import NO_DEMAND, HeldBy, SharingMode
 from shared.model.leases.lease import Booking, Lease, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import (
@@ -27,6 +33,7 @@ from shared.model.requests.claim import (
     MEMORY,
     REFUSED,
     SLOTS,
+    ClaimMode,
     TaintEffect,
     claimable,
     device_name,
@@ -42,7 +49,15 @@ PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """Kubernetes' own attributes, by which claims match devices of several drivers."""
 MAX_DEVICES = 64
-"""Of a slice in which some have taints."""
+"""Of a slice in which some have taints or consume counters."""
+MAX_COUNTER_SETS = 8
+"""Of a slice."""
+GROUPS = "compatibilityGroups"
+NO_DEMAND_GROUP = "shared"
+"""Of a GPU's device without a demand; those of its modes have the modes' names."""
+SHARING_MODES = "modes"
+"""A counter, which devices need to have groups. There are as many as a GPU has modes, so that the
+groups alone decide."""
 STRING_LENGTH = 64
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
@@ -61,6 +76,8 @@ class ClaimableNode:
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
     least_share_mib: int = LEAST_SHARE_MIB
     """The scheduler rounds less memory up to this."""
+    has_groups: bool = False
+    """The API server stores compatibility groups."""
 
 
 def build_slices(
@@ -70,39 +87,72 @@ def build_slices(
 
     `deallocated` allocations have leases and no claim: the scheduler does not subtract them.
     """
-    groups = nvlink_groups(node.devices)
+    linked = nvlink_groups(node.devices)
     left = _Left(node.leases, deallocated, node.least_share_mib)
     devices: list[dict[str, Any]] = []
     for device in node.devices:
-        capacity = left.capacity(device)
-        if capacity is not None:
-            devices.append(_device(device, capacity, node, groups))
-        for name, (profile, count) in left.instances(device).items():
-            devices.append(_instances(name, profile, count, device, node))
-    batches = _batches(devices, MAX_DEVICES) or [[]]
-    return [
-        _slice(node, number, batch, generation=generation, count=len(batches))
+        for name, part in claimable(device).items():
+            if (part.mode and not node.has_groups) or not left.allows(device, part.mode):
+                continue
+            if part.profile is not None:
+                count = left.count_instances(device, part.profile)
+                if count:
+                    devices.append(_instances(name, part.profile, count, device, node))
+            elif (capacity := left.capacity(device)) is not None:
+                attributes = _attributes(device, node, linked)
+                devices.append(_device(part.mode, attributes, capacity, device, node))
+    counted = [device for device in node.devices if node.has_groups and _modes(device)]
+    specs = {
+        **_numbered("", "devices", devices, MAX_DEVICES),
+        **_numbered("-modes", "sharedCounters", list(map(_counter_set, counted)), MAX_COUNTER_SETS),
+    } or {"": {"devices": []}}
+    pool = {"name": node.name, "generation": generation, "resourceSliceCount": len(specs)}
+    return [_slice(node, suffix, {"pool": pool, **spec}) for suffix, spec in specs.items()]
+
+
+def groups_trial(node: ClaimableNode) -> dict[str, Any] | None:
+    """Return a slice with compatibility groups, by which to try an API server.
+
+    It is None where the node's devices need no groups.
+    """
+    if not any(map(_modes, node.devices)):
+        return None
+    for built in build_slices(replace(node, has_groups=True), generation=1):
+        if any("consumesCounters" in device for device in built["spec"].get("devices") or ()):
+            built["metadata"]["name"] += "-trial"
+            return built
+    return None
+
+
+def _modes(device: Device) -> tuple[ClaimMode, ...]:
+    return tuple(part.mode for part in claimable(device).values() if part.mode)
+
+
+def _counter_set(device: Device) -> dict[str, Any]:
+    modes = len(_modes(device)) + 1
+    return {
+        "name": device_name(device.uuid),
+        "counters": {SHARING_MODES: {"value": str(modes)}},
+    }
+
+
+def _numbered(
+    kind: str, field: str, items: Sequence[dict[str, Any]], size: int
+) -> dict[str, dict[str, Any]]:
+    """Return the contents of slices with as many items as one may have, by the ends of names."""
+    batches = [items[start : start + size] for start in range(0, len(items), size)]
+    return {
+        kind + (f"-{number}" if number else ""): {field: batch}
         for number, batch in enumerate(batches)
-    ]
+    }
 
 
-def _batches(items: Sequence[dict[str, Any]], size: int) -> list[Sequence[dict[str, Any]]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _slice(
-    node: ClaimableNode,
-    number: int,
-    devices: Sequence[dict[str, Any]],
-    *,
-    generation: int,
-    count: int,
-) -> dict[str, Any]:
+def _slice(node: ClaimableNode, suffix: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "ResourceSlice",
         "metadata": {
-            "name": f"{node.name}-{DRIVER}" + (f"-{number}" if number else ""),
+            "name": f"{node.name}-{DRIVER}{suffix}",
             "ownerReferences": [
                 {
                     "apiVersion": "v1",
@@ -113,12 +163,7 @@ def _slice(
                 }
             ],
         },
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": node.name,
-            "pool": {"name": node.name, "generation": generation, "resourceSliceCount": count},
-            "devices": devices,
-        },
+        "spec": {"driver": DRIVER, "nodeName": node.name, **spec},
     }
 
 
@@ -132,6 +177,7 @@ class _Left:
         self.least_share_mib = least_share_mib
         self.cores_given: Counter[DeviceUuid] = Counter()
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
+        self.modes: dict[DeviceUuid, SharingMode] = {}
         self.layouts: dict[DeviceUuid, str] = {}
         self.positions: defaultdict[DeviceUuid, int] = defaultdict(int)
         """Bits of the layout's positions that are leased."""
@@ -141,6 +187,7 @@ class _Left:
             is_known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
             )
+            self.modes |= {share.device: share.mode for share in lease.shares}
             for place, device in ((s.mig, s.device) for s in lease.shares if s.mig is not None):
                 self.layouts[device] = place.layout
                 self.positions[device] |= 1 << place.position
@@ -150,10 +197,21 @@ class _Left:
                 if not is_known:
                     self.unknown.setdefault(booking.device, []).append(booking)
 
+    def allows(self, device: Device, demanded: ClaimMode) -> bool:
+        """Return whether the mode of the device's leases allows claims with this demand.
+
+        A device that claims have whole stays, as the scheduler knows.
+        """
+        mode: SharingMode | Literal[""] = self.modes.get(device.uuid, "")
+        if mode in {"", "mig"} or not device.holds_parts:
+            return True
+        if mode == "exclusive":
+            return not demanded
+        demand = HeldBy(compute=demanded) if demanded else NO_DEMAND
+        return device.offer.holding(demand, mode=mode, capped=False) is not None
+
     def capacity(self, device: Device) -> dict[str, Any] | None:
         unknown = self.unknown.get(device.uuid, [])
-        if device.mode is DeviceMode.MIG or device.replicas is not None:
-            return None
         if device.holds_parts:
             return self._shared_capacity(device, unknown)
         whole = {"value": mib_quantity(device.memory_mib)}
@@ -189,31 +247,35 @@ class _Left:
             SLOTS: {"value": str(slots), "requestPolicy": {"default": "1", "validValues": ["1"]}},
         }
 
-    def instances(self, device: Device) -> dict[str, tuple[MigProfile, int]]:
-        """Return profiles by name, and how many instances are allocated to claims or free."""
+    def count_instances(self, device: Device, profile: MigProfile) -> int:
+        """Return how many instances of a profile are allocated to claims or free."""
         layout = self.layouts.get(device.uuid, "")
         free = count_free(layout_shapes(device.layouts), layout, self.positions[device.uuid])
-        counted = {
-            name: (profile, free.get(profile.name, 0) + self.allocated[device.uuid, profile.name])
-            for name, profile in claimable(device).items()
-            if profile is not None
-        }
-        return {name: (profile, count) for name, (profile, count) in counted.items() if count}
+        return free.get(profile.name, 0) + self.allocated[device.uuid, profile.name]
 
 
 def _device(
-    device: Device,
+    mode: ClaimMode,
+    attributes: dict[str, Any],
     capacity: dict[str, Any],
+    device: Device,
     node: ClaimableNode,
-    groups: Mapping[DeviceUuid, int],
 ) -> dict[str, Any]:
+    if mode:
+        attributes["type"] = {"string": mode}
     shared = {"allowMultipleAllocations": True} if device.holds_parts else {}
+    counted = {
+        "counterSet": device_name(device.uuid),
+        "counters": {SHARING_MODES: {"value": "1"}},
+        GROUPS: [mode or NO_DEMAND_GROUP],
+    }
     return {
-        "name": device_name(device.uuid),
-        "attributes": _attributes(device, node, groups),
+        "name": device_name(device.uuid, mode),
+        "attributes": attributes,
         "capacity": capacity,
         **_guarded(device, node.taint_effect),
         **shared,
+        **({"consumesCounters": [counted]} if node.has_groups and _modes(device) else {}),
     }
 
 
@@ -320,6 +382,13 @@ def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) ->
         for name in device
         if name not in kept.get(device["name"], {})
     }
+    counted = (
+        counters for device in kept.values() for counters in device.get("consumesCounters") or ()
+    )
+    if any(GROUPS not in counters for counters in counted):
+        dropped.add(GROUPS)
+    if "sharedCounters" in wanted and not stored.get("sharedCounters"):
+        dropped.add("sharedCounters")
     return frozenset(dropped)
 
 
@@ -333,4 +402,10 @@ def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
         for device in spec.get("devices") or ()
     ]
     pool = {**spec.get("pool", {}), "generation": 0}
-    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices}
+    counters = spec.get("sharedCounters") or []
+    return {
+        "nodeName": spec.get("nodeName"),
+        "pool": pool,
+        "devices": devices,
+        "sharedCounters": counters,
+    }

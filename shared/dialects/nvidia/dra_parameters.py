@@ -1,10 +1,12 @@
 """Parameters of NVIDIA's DRA driver, in claims for ours; pure.
 
-A claim's containers and pods share its devices, by time slices unless its parameters name MPS.
+A claim's containers and pods share its devices, by time slices unless it selects devices with MPS.
+What a claim may use is what it requests as capacity: limits in its parameters can only repeat that.
 https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.com/resource/v1beta1
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,14 +14,18 @@ from msgspec import Meta, Struct
 
 from shared.model.bounds import NAME, cut
 from shared.model.errors import UNDECODABLE, RequestError
+from shared.model.events.claim_events import AllocatedDevice
 from shared.model.leases.lease import MIB
 from shared.model.quantity import parse_quantity
+from shared.model.requests.claim import demanded_mode
+from shared.model.requests.request import ALL_PERCENT
 
 MOST_DEVICES = 128
 NO_SLICES = (
     "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
     "length of time slices to set"
 )
+MEMORY_LIMIT = "defaultPinnedDeviceMemoryLimit"
 _DEVICE = re.compile(r"[0-9]{1,3}|GPU-[\w-]{1,64}", re.ASCII)
 Quantity = Annotated[str, Meta(max_length=NAME)] | int
 
@@ -54,14 +60,14 @@ class DeviceConfig(_Strict, frozen=True, kw_only=True):
     sharing: Sharing | None = None
 
 
-def check_parameters(parameters: bytes) -> str:
+def check_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> str:
     """Return which parameters have no effect, as a sentence, or an empty text.
 
-    Raises RequestError for parameters that are invalid, or that no node can meet. Time slices of
-    the default length are what the containers of a claim have anyway. Those of an instance of MIG
-    have no length to set.
+    `devices` are those that the parameters are for. Raises RequestError for parameters that are
+    invalid, or that these devices cannot meet. Time slices of the default length are what the
+    containers of a claim have anyway. Those of an instance of MIG have no length to set.
 
-    >>> check_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}')
+    >>> check_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
     ''
     """
     try:
@@ -71,17 +77,24 @@ def check_parameters(parameters: bytes) -> str:
     sharing = config.sharing
     if sharing is None:
         return ""
+    by_mps = [demanded_mode(device.device) == "mps" for device in devices]
     if sharing.strategy == "TimeSlicing":
         of_gpu = config.kind == "GpuConfig"
         _check_time_slicing(sharing, of_gpu=of_gpu)
+        if any(by_mps):
+            raise RequestError("sharing.strategy is TimeSlicing, and the claim has a GPU by MPS")
         return "" if of_gpu else NO_SLICES
     if sharing.time_slicing_config is not None:
         raise RequestError("sharing.timeSlicingConfig is set, and sharing.strategy is MPS")
-    _check_limits(sharing.mps_config or MpsConfig())
-    raise RequestError(
-        "sharing.strategy is MPS, which no node of this version offers: leave it out, and request "
-        "memory and cores as capacity of the device"
-    )
+    limits = sharing.mps_config or MpsConfig()
+    _check_fields(limits)
+    if not all(by_mps):
+        raise RequestError(
+            "sharing.strategy is MPS, and the claim has a device without: select the DeviceClass "
+            "mps.leasehold.dev, or leave the strategy out"
+        )
+    _check_limits(limits, devices)
+    return ""
 
 
 def _check_time_slicing(sharing: Sharing, *, of_gpu: bool) -> None:
@@ -95,15 +108,56 @@ def _check_time_slicing(sharing: Sharing, *, of_gpu: bool) -> None:
         )
 
 
-def _check_limits(config: MpsConfig) -> None:
-    limits: dict[str, Quantity | None] = {
-        "defaultPinnedDeviceMemoryLimit": config.default_pinned_device_memory_limit
-    }
+def _check_fields(config: MpsConfig) -> None:
+    limits: dict[str, Quantity | None] = {MEMORY_LIMIT: config.default_pinned_device_memory_limit}
     for device, own_limit in config.default_per_device_pinned_memory_limit.items():
-        field = f"defaultPerDevicePinnedMemoryLimit[{cut(device[:NAME])}]"
+        field = _field_of(device)
         if not _DEVICE.fullmatch(device):
             raise RequestError(f"sharing.mpsConfig.{field}: its key is no index and no UUID")
         limits[field] = own_limit
     for field, limit in limits.items():
         if limit is not None and parse_quantity(limit) < MIB:
             raise RequestError(f"sharing.mpsConfig.{field} must be 1Mi or more, got {limit!r}")
+
+
+def _field_of(device: str) -> str:
+    return f"defaultPerDevicePinnedMemoryLimit[{cut(device[:NAME])}]"
+
+
+def _check_limits(config: MpsConfig, devices: Sequence[AllocatedDevice]) -> None:
+    """Raise RequestError for a limit that is not what was allocated.
+
+    A device's UUID goes before its index, and its own limit before that of all.
+    """
+    if config.multi_user:
+        raise RequestError(
+            "sharing.mpsConfig.multiUser is true, and a claim's daemon serves one user: leave it "
+            "out"
+        )
+    own_limits = {
+        key.lower(): (_field_of(key), limit)
+        for key, limit in config.default_per_device_pinned_memory_limit.items()
+    }
+    percentage = config.default_active_thread_percentage
+    for index, device in enumerate(devices):
+        by_index = own_limits.pop(
+            str(index), (MEMORY_LIMIT, config.default_pinned_device_memory_limit)
+        )
+        field, limit = own_limits.pop(device.device.removesuffix("-mps"), by_index)
+        if limit is not None and (mib := int(parse_quantity(limit) // MIB)) != device.memory_mib:
+            raise RequestError(
+                f"sharing.mpsConfig.{field} is {mib} MiB, and the claim has {device.memory_mib} "
+                f'MiB: request it as capacity: memory: "{mib}Mi"'
+            )
+        if (
+            percentage is not None
+            and percentage % ALL_PERCENT != device.cores_percent % ALL_PERCENT
+        ):
+            raise RequestError(
+                f"sharing.mpsConfig.defaultActiveThreadPercentage is {percentage}, and the claim "
+                f"has {device.cores_percent or ALL_PERCENT} % of the cores: request it as "
+                f'capacity: cores: "{percentage}"'
+            )
+    if own_limits:
+        field = next(iter(own_limits.values()))[0]
+        raise RequestError(f"sharing.mpsConfig.{field}: the claim has no such device")

@@ -7,6 +7,7 @@ The API is `resource.k8s.io/v1`
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Literal, NamedTuple
 
 from shared.model.devices.device import Device, DeviceMode, MigProfile
 from shared.model.leases.lease import Share
@@ -36,6 +37,9 @@ SLOTS = "slots"
 """In shares; every share consumes 1."""
 
 
+ClaimMode = Literal["", "mps", "time"]
+"""The sharing mode that a claim demands by the device which it selects; empty without a demand."""
+DEMANDED_MODES: tuple[ClaimMode, ...] = ("mps", "time")
 PROFILE_LENGTH = 22
 """Characters of a profile's name in the name of a device, which has at most 63."""
 _NO_LABEL = re.compile(r"[^a-z0-9]+")
@@ -61,37 +65,60 @@ class DraMode(StrEnum):
     """Binding conditions: with any scheduler, 5 s more until the pod is bound."""
 
 
-def device_name(uuid: DeviceUuid, profile: str = "") -> str:
-    """Return the name of a device, or of its MIG instances of a profile, in ResourceSlices.
+class ClaimableDevice(NamedTuple):
+    """What claims can be allocated: a GPU, as one of its parts or in one of its sharing modes."""
+
+    profile: MigProfile | None = None
+    """Of its MIG instances; None for a GPU that is not in MIG mode."""
+    mode: ClaimMode = ""
+
+
+def device_name(uuid: DeviceUuid, part: str = "") -> str:
+    """Return the name of a device in ResourceSlices, or of one of its MIG profiles or modes.
 
     It is a DNS label, made from the UUID, since indices may change while a claim is allocated. For
     example, `1g.5gb+me` of `GPU-3F2A-1` becomes `gpu-3f2a-1-1g-5gb-plus-me`.
     """
     name = uuid.lower()
-    if not profile:
+    if not part:
         return name
-    label = _NO_LABEL.sub("-", profile.lower().replace("+", "-plus-"))
+    label = _NO_LABEL.sub("-", part.lower().replace("+", "-plus-"))
     return f"{name}-{label[:PROFILE_LENGTH].strip('-')}"
 
 
 def allocated_name(share: Share) -> str:
     """Return the name of the device that a claim was allocated for a share."""
-    return device_name(share.device, share.mig.profile if share.mig else "")
+    if share.mig:
+        return device_name(share.device, share.mig.profile)
+    return device_name(share.device, share.mode if share.mode in DEMANDED_MODES else "")
 
 
-def claimable(device: Device) -> dict[str, MigProfile | None]:
+def demanded_mode(name: str) -> ClaimMode:
+    """Return the mode that a claim demands by a device of this name.
+
+    >>> demanded_mode("gpu-3f2a-1-mps")
+    'mps'
+    """
+    return next((mode for mode in DEMANDED_MODES if name.endswith(f"-{mode}")), "")
+
+
+def claimable(device: Device) -> dict[str, ClaimableDevice]:
     """Return what claims can be allocated of a device, by name.
 
-    It is the device (None), or in MIG mode each profile of its layouts, the smallest first. Nothing
-    is of a device that is offered as replicas.
+    It is the device, once without a demand and once for each mode that it offers, or in MIG mode
+    each profile of its layouts, the smallest first. Nothing is of a device that is offered as
+    replicas.
     """
     if device.replicas is not None:
         return {}
     if device.mode is not DeviceMode.MIG:
-        return {device_name(device.uuid): None}
+        modes: list[ClaimMode] = [""]
+        if device.holds_parts:
+            modes += [mode for mode in DEMANDED_MODES if mode in device.offer.compute]
+        return {device_name(device.uuid, mode): ClaimableDevice(mode=mode) for mode in modes}
     profiles = (profile for layout in device.layouts for profile in layout.profiles)
     return {
-        device_name(device.uuid, profile.name): profile
+        device_name(device.uuid, profile.name): ClaimableDevice(profile=profile)
         for profile in sorted(profiles, key=lambda profile: (profile.memory_mib, profile.name))
     }
 

@@ -23,7 +23,7 @@ from shared.model.leases.lease import Lease
 from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.leases.ledger import NoCapacity, NodeTotals, Reservation
 from shared.model.names import NodeName
-from shared.model.requests.claim import DRIVER, device_name
+from shared.model.requests.claim import DRIVER, allocated_name, device_name
 from shared.nats import wire
 from tests.support.build import allocation_of, device, ledger_node, use
 
@@ -31,11 +31,13 @@ GPU = device("GPU-12345678-1234-1234-1234-123456789abc", slots=64)
 LONGEST = f"{'g' * 63}/{'m' * 63}"
 
 
-def read_claim(request: str, results: int = 1, config: Any = (), **metadata: Any) -> AllocatedClaim:
+def read_claim(
+    request: str, results: int = 1, config: Any = (), mode: str = "", **metadata: Any
+) -> AllocatedClaim:
     result: dict[str, Any] = {
         "driver": DRIVER,
         "pool": "n1",
-        "device": device_name(GPU.uuid),
+        "device": device_name(GPU.uuid, mode),
         "consumedCapacity": {"memory": "100Mi"},
         "request": request,
     }
@@ -114,6 +116,38 @@ def test_the_driver_holds_only_claims_that_are_one_pods_own(
     assert (share.memory, share.compute, share.mode) == (memory, "hami-core", mode or memory)
 
 
+OWN = ({"kind": "Pod", "uid": "p", "controller": True},)
+EVERY_MODE = Offer(memory=("mps", "driver", "hami-core"), compute=("mps", "time", "hami-core"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "owners", "held"),
+    [
+        ("mps", OWN, ("driver", "mps", "mps")),
+        ("mps", (), ("mps", "mps", "mps")),
+        ("time", OWN, ("driver", "time", "time")),
+        ("time", (), ("hami-core", "time", "time")),
+    ],
+)
+@pytest.mark.parametrize("memory_mib", [100, GPU.memory_mib])
+def test_a_claim_is_held_as_the_device_that_it_selects_says(
+    mode: str, owners: Any, held: tuple[str, ...], memory_mib: int
+) -> None:
+    """Also with all of the memory, which a device without a demand gives as a whole GPU."""
+    gpu = replace(GPU, offer=EVERY_MODE)
+    claim = read_claim("gpu", mode=mode, ownerReferences=list(owners))
+    [allocated] = claim.devices
+    claim = replace(claim, devices=(replace(allocated, memory_mib=memory_mib),))
+
+    wanted = reservation_of(claim, ledger_node("n1", gpu))
+
+    assert isinstance(wanted, Reservation)
+    [share] = wanted.candidates[0].shares
+    assert (share.memory, share.compute, share.mode) == held
+    assert allocated_name(share) == allocated.device
+    assert not share.whole
+
+
 @pytest.mark.parametrize(
     ("offer", "mode", "text"),
     [
@@ -181,5 +215,22 @@ def test_a_claim_whose_parameters_no_node_can_meet_is_refused_in_words() -> None
     refused = reserved("gpu", config=[slices, by_mps])
 
     assert isinstance(refused, str)
-    assert refused.startswith("sharing.strategy is MPS, which no node of this version offers")
+    assert refused.startswith("sharing.strategy is MPS, and the claim has a device without")
     assert isinstance(reserved("gpu", config=[slices, of_another]), Reservation)
+
+
+def test_parameters_are_for_the_devices_of_the_requests_that_they_name() -> None:
+    gpu = replace(GPU, offer=EVERY_MODE)
+    of_gpu = {**parameters(DRIVER, strategy="MPS"), "requests": ["gpu"]}
+    of_choice = {**parameters(DRIVER, strategy="MPS"), "requests": ["gpu/mps"]}
+    of_another = {**parameters(DRIVER, strategy="MPS"), "requests": ["other"]}
+
+    for config, mode, fits in [
+        (of_gpu, "mps", True),
+        (of_choice, "mps", True),
+        (of_gpu, "time", False),
+        (of_another, "time", True),
+    ]:
+        claim = read_claim("gpu/mps", config=[config], mode=mode)
+        wanted = reservation_of(claim, ledger_node("n1", gpu))
+        assert isinstance(wanted, Reservation) is fits

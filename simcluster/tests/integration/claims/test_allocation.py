@@ -1,6 +1,7 @@
 """ResourceClaims in the simulated cluster: made, allocated, bound by conditions, deallocated."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -287,6 +288,37 @@ async def test_devices_take_shared_counters_of_their_pool(store: ObjectStore) ->
     await until(lambda: "cannot allocate all claims" in message_of(store, "b"))
 
     assert [result["device"] for result in results(store)] == ["small", "other"]
+
+
+async def test_devices_of_one_counter_set_need_a_compatibility_group_in_common(
+    store: ObjectStore,
+) -> None:
+    def mode(name: str, *groups: str) -> Json:
+        consumed = {"counterSet": "gpu", "counters": {"modes": {"value": "1"}}}
+        counted = {**consumed, "compatibilityGroups": list(groups)} if groups else consumed
+        return {"name": name, "consumesCounters": [counted]}
+
+    prepare(
+        store,
+        mode("shared", "a", "b"),
+        mode("alone"),
+        mode("first", "a"),
+        mode("second", "b"),
+        mode("third", "a"),
+    )
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 2}
+    spec = {"driver": DRIVER, "nodeName": "node-0", "pool": pool}
+    shared = {"sharedCounters": [{"name": "gpu", "counters": {"modes": {"value": "5"}}}]}
+    store.create("resourceslices", {"metadata": {"name": "counters"}, "spec": {**spec, **shared}})
+    create_template(store, exactly())
+
+    for name in "abc":
+        create_pod(store, name)
+        await until(partial(node_of, store, name))
+    create_pod(store, "d")
+    await until(lambda: "cannot allocate all claims" in message_of(store, "d"))
+
+    assert {result["device"] for result in results(store)} == {"shared", "first", "third"}
 
 
 async def test_a_policy_with_valid_values_admits_these_amounts_only(store: ObjectStore) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
@@ -20,6 +21,10 @@ from shared.model.events.node_events import ViolationReason
 from shared.model.events.request_reply import LimitsRequest
 from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.model.requests.claim import DraMode, device_name
+from simcluster.apimachinery import schemas
+from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.schemas import published
 from simcluster.gpu_driver.control import VARIABLE
 from simcluster.kubelet.programs.gpu_programs import environment
 from simcluster.node_agent.driver import STATE
@@ -32,6 +37,13 @@ from tests.support.node_agent.agent import (
     lease_of,
     one_node_cluster,
     share,
+)
+from tests.support.node_agent.claims import (
+    claim_lease,
+    pod_and_claim,
+    registered,
+    result,
+    slices_of,
 )
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
@@ -302,3 +314,82 @@ async def test_the_size_of_a_running_container_does_not_change(cluster: OneNodeC
 def replace_share(lease: Lease, **changes: Any) -> Any:
     held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
     return share(**({"cores_percent": 30, "slot": 0, "fence": 1} | held | changes))
+
+
+@pytest.fixture
+def claims(cluster: OneNodeCluster) -> None:
+    """Have the agent serve ResourceClaims."""
+    cluster.changes |= {"dra": DraMode.CONDITIONS, "cdi_dir": cluster.node.kubelet.files.cdi}
+
+
+def listed(cluster: OneNodeCluster) -> list[str]:
+    return [
+        device["name"]
+        for found in slices_of(cluster)
+        for device in found["spec"].get("devices") or ()
+    ]
+
+
+@pytest.fixture
+def compatibility_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the API server store them, as Kubernetes 1.37 does behind its feature gate."""
+    counted = published()["io.k8s.api.resource.v1.DeviceCounterConsumption"]["properties"]
+    stored = {"type": "array", "items": {"type": "string"}, "x-protobuf": 3}
+    with monkeypatch.context() as patch:
+        patch.setitem(counted, "compatibilityGroups", stored)
+        _read_schemas_again()
+        yield
+    _read_schemas_again()
+
+
+def _read_schemas_again() -> None:
+    schemas.resolved.cache_clear()
+    schemas._checked.cache_clear()
+
+
+@pytest.mark.usefixtures("claims", "compatibility_groups")
+async def test_a_claim_that_selects_mps_is_listed_prepared_and_held_by_it(
+    cluster: OneNodeCluster,
+) -> None:
+    name = device_name(GPU, "mps")
+    async with cluster.running() as agent:
+        await registered(cluster)
+        await until(lambda: listed(cluster) == [device_name(GPU), name])
+        _, stored = pod_and_claim(cluster, result(device=name))
+        held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+        part = share(container="gpu", memory_mib=1000, cores_percent=30, share_id="share-gpu-0")
+        lease = claim_lease(stored, structs.replace(part, **held))
+        cluster.ledger.grant(lease)
+
+        await cluster.node.phase("one", "Running")
+
+        assert cluster.env("one")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=1000M"
+        directory = cluster.root / "agent" / "mps" / daemon_name(lease.pod, "gpu")
+        daemon = ControlDaemon(pipes=directory / "pipe", logs=directory / "log")
+        assert daemon.do("get_default_active_thread_percentage") == "30.0"
+        await cluster.push_lease(lease)
+        await until(lambda: listed(cluster) == [name])
+        assert agent.probes["dra"]() is None
+
+
+@pytest.mark.usefixtures("claims")
+@pytest.mark.parametrize("has_counters", [True, False])
+async def test_no_mode_is_listed_where_the_api_server_drops_compatibility_groups(
+    cluster: OneNodeCluster, has_counters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of Kubernetes 1.36 does so without a word; one without counters drops more."""
+    create = cluster.api.store.create
+
+    def without_field(resource: str, obj: Json, *, dry_run: bool = False) -> Json:
+        if resource == "resourceslices" and not has_counters:
+            for device in obj["spec"]["devices"]:
+                device.pop("consumesCounters", None)
+        return create(resource, obj, dry_run=dry_run)
+
+    monkeypatch.setattr(cluster.api.store, "create", without_field)
+    async with cluster.running():
+        await registered(cluster)
+
+        assert listed(cluster) == [device_name(GPU)]
+        [only] = slices_of(cluster)
+        assert "consumesCounters" not in only["spec"]["devices"][0]

@@ -16,6 +16,7 @@ from services.node_agent.dra.slices import (
     nvlink_groups,
 )
 from shared.model.devices.device import Device, DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.devices.enforcers import Offer
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import TaintEffect, device_name
@@ -279,3 +280,96 @@ def test_a_slice_has_at_most_64_devices() -> None:
 )
 def test_the_name_of_each_profile_is_another_dns_label(profile: str, name: str) -> None:
     assert device_name(GPU.uuid, profile) == name
+
+
+MODES = replace(
+    GPU, offer=Offer(memory=("mps", "driver", "hami-core"), compute=("mps", "time", "hami-core"))
+)
+
+
+def modes(device: Device, *leases: Lease, has_groups: bool = True) -> list[str]:
+    """Return the types of the devices that claims can be allocated of a GPU."""
+    node = replace(NODE, devices=(device,), leases=leases, has_groups=has_groups)
+    built = build_slices(node, generation=1)
+    listed = [found for slice_ in built for found in slice_["spec"].get("devices", ())]
+    assert all(
+        found["name"] == device_name(GPU.uuid, "" if kind == "gpu" else kind)
+        for found in listed
+        if (kind := found["attributes"]["type"]["string"])
+    )
+    return [found["attributes"]["type"]["string"] for found in listed]
+
+
+def test_each_mode_of_an_idle_gpu_is_a_device_in_a_group_of_its_own() -> None:
+    node = replace(NODE, devices=(MODES, GPU), has_groups=True)
+
+    [listed, counters] = [built["spec"] for built in build_slices(node, generation=1)]
+
+    assert listed["pool"]["resourceSliceCount"] == counters["pool"]["resourceSliceCount"] == 2
+    assert counters["sharedCounters"] == [{"name": "gpu-a", "counters": {"modes": {"value": "3"}}}]
+    *of_modes, plain = listed["devices"]
+    consumed = [device["consumesCounters"] for device in of_modes]
+    assert [[counted["counterSet"] for counted in own] for own in consumed] == [["gpu-a"]] * 3
+    groups = [counted["compatibilityGroups"] for [counted] in consumed]
+    assert groups == [["shared"], ["mps"], ["time"]]
+    assert {device["capacity"]["memory"]["value"] for device in of_modes} == {"15Gi"}
+    assert "consumesCounters" not in plain
+
+
+def test_no_mode_is_listed_that_kube_scheduler_could_not_tell_from_another() -> None:
+    assert modes(MODES, has_groups=False) == ["gpu"]
+
+
+@pytest.mark.parametrize("claim", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [("mps", ["mps"]), ("time", ["time"]), ("driver", ["gpu"]), ("hami-core", ["gpu"])],
+)
+def test_a_gpu_is_listed_in_the_mode_of_its_leases_only(
+    mode: Any, left: list[str], *, claim: bool
+) -> None:
+    held = lease(claim=claim, mode=mode, memory_mib=1000)
+
+    assert modes(MODES, held) == left
+    assert modes(MODES, held, has_groups=False) == [kind for kind in left if kind == "gpu"]
+
+
+def test_a_gpu_that_a_claim_has_whole_is_listed_without_its_modes() -> None:
+    whole = lease(claim=True, mode="exclusive", sharing=SharingPolicy.EXCLUSIVE, whole=True)
+
+    assert modes(MODES, whole) == ["gpu"]
+
+
+def test_a_gpu_that_is_given_out_only_whole_is_listed_without_its_modes() -> None:
+    assert modes(replace(MODES, isolation=Isolation.STRICT)) == ["gpu"]
+
+
+def test_a_slice_has_at_most_eight_counter_sets() -> None:
+    gpus = tuple(replace(MODES, uuid=DeviceUuid(f"GPU-{number}")) for number in range(9))
+    node = replace(NODE, devices=gpus, has_groups=True)
+
+    built = {
+        slice_["metadata"]["name"]: slice_["spec"] for slice_ in build_slices(node, generation=1)
+    }
+
+    sizes = {
+        name: len(spec.get("sharedCounters") or spec["devices"]) for name, spec in built.items()
+    }
+    assert sizes == {
+        "node-gpu.leasehold.dev": 27,
+        "node-gpu.leasehold.dev-modes": 8,
+        "node-gpu.leasehold.dev-modes-1": 1,
+    }
+
+
+def test_groups_and_counters_that_an_api_server_drops_are_noticed() -> None:
+    node = replace(NODE, devices=(MODES,), has_groups=True)
+    [listed, counters] = [built["spec"] for built in build_slices(node, generation=1)]
+    device = {**listed["devices"][0], "consumesCounters": [{"counterSet": "gpu-a"}]}
+
+    assert find_dropped_fields(listed, listed) == find_dropped_fields(counters, counters) == set()
+    assert find_dropped_fields({"devices": [device]}, {"devices": [device]}) == {
+        "compatibilityGroups"
+    }
+    assert find_dropped_fields(counters, {**counters, "sharedCounters": None}) == {"sharedCounters"}
+    assert not is_current(counters, {**counters, "sharedCounters": None})
