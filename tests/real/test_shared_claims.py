@@ -82,7 +82,7 @@ async def test_a_claim_with_parameters_that_hold_is_leased_and_its_pod_is_bound(
 @pytest.mark.parametrize(
     ("name", "sharing", "words"),
     [
-        ("mps", {"strategy": "MPS"}, "no node of this version offers"),
+        ("mps", {"strategy": "MPS"}, "the claim has a device without"),
         (
             "long-slices",
             {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
