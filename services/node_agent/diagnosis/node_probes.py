@@ -39,6 +39,7 @@ from services.node_agent.isolation.library import (
     current_library,
     digest_of,
     layout_name,
+    simulated_library,
     source_file,
     unusable_reason,
 )
@@ -303,6 +304,10 @@ class NodeProbes:
         return judge.mig_modes(await self._discovery, self.devices)
 
     async def library(self) -> Finding:
+        simulated = simulated_library(self.settings.library_root).path
+        has_lost = simulated.parent.is_dir() and not simulated.is_file()
+        if self.settings.library_origin is None and has_lost:
+            return judge.library(None, str(simulated.parent))
         source, current = self._library()
         if not current.path.is_file():
             return judge.library(None, str(source))
