@@ -279,9 +279,13 @@ def slow_servers(replies_s: Mapping[str, float]) -> Iterator[AffectedObject]:
     """Yield the servers that take long to reply, by their names in `SERVERS`."""
     for name, reply_s in replies_s.items():
         if reply_s > SLOW_S:
-            server, effect, hint = SERVERS[name]
-            cause = f"{server} is slow"
-            yield AffectedObject(name=effect, cause=cause, hint=hint, severity="warning")
+            _, effect, hint = SERVERS[name]
+            yield AffectedObject(name=effect, cause=_slow(name), hint=hint, severity="warning")
+
+
+def _slow(name: str) -> str:
+    server, *_ = SERVERS[name]
+    return f"{server} is slow"
 
 
 def clock_problems(clocks: Mapping[str, tuple[str, float]]) -> Iterator[AffectedObject]:
@@ -343,7 +347,10 @@ def affected_objects(
     yield from _sick_or_closed(projection, visible)
     for node, lost in lost_enforcers(projection.devices.values()):
         yield AffectedObject(name=node, cause=lost.reason, hint=LOST, severity="warning")
-    yield from _cordoned(projection, {affected.node for affected in missing})
+    silent = {affected.node for affected in missing}
+    if any(affected.cause == _slow(NATS_SERVER) for affected in missing):
+        silent |= projection.nodes.keys()  # what agents report comes late
+    yield from _cordoned(projection, silent)
 
 
 def lost_enforcers(devices: Iterable[DeviceView]) -> Iterable[tuple[NodeName, MissingEnforcer]]:

@@ -37,7 +37,7 @@ LEASED = {
 """Of the cluster, which each replica of the API exports."""
 OF_POD = "namespace, pod, exported_namespace, exported_pod, device_uuid"
 """Labels of what a pod has of a device; Prometheus may rename ours."""
-IDLE_S = "leasehold_container_idle_seconds"
+IDLE_TIME = "leasehold_container_idle_seconds"
 """Init containers have none."""
 
 
@@ -46,8 +46,8 @@ def _most(metric: str) -> str:
 
     That is what an init container has, or all others together.
     """
-    running = f"sum by ({OF_POD}) ({metric}@ and {IDLE_S}@)"
-    first = f"max by ({OF_POD}) ({metric}@ unless {IDLE_S}@)"
+    running = f"sum by ({OF_POD}) ({metric}@ and {IDLE_TIME}@)"
+    first = f"max by ({OF_POD}) ({metric}@ unless {IDLE_TIME}@)"
     both = f'label_replace({running}, "kind", "running", "", "") or {first}'
     return f"sum(max by ({OF_POD}) ({both}))"
 
@@ -58,7 +58,7 @@ AMOUNT_METRICS = {
     "used_memory": f"sum(leasehold_container_memory_measured_bytes@) / {MIB}",
     "used_cores": "100 * sum(leasehold_container_cores_measured_ratio@)",
     "idle": f"100 * sum(sum by ({OF_POD}) (leasehold_container_gpus_leased@)"
-    f" * (min by ({OF_POD}) ({IDLE_S}@) > bool $))",
+    f" * (min by ({OF_POD}) ({IDLE_TIME}@) > bool $))",
 }
 """@: a selector; $: the time after which a share is idle.
 

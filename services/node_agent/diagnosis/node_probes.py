@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import tomllib
@@ -159,6 +160,7 @@ class NodeProbes:
         kubernetes: KubernetesClient | LeaseholdError,
         totals: NodeTotals | None,
         ledger_is_readable: bool,
+        read_at: float = math.inf,
         host: Path | None = Path("/"),
     ) -> None:
         self.settings = settings
@@ -166,6 +168,8 @@ class NodeProbes:
         self.kubernetes = kubernetes
         self.totals = totals
         self.ledger_is_readable = ledger_is_readable
+        self.read_at = read_at
+        """When the ledger was read, Unix seconds: it lacks what was allocated after that."""
         self._host = host
 
     @property
@@ -332,7 +336,10 @@ class NodeProbes:
         return source_file(source), current_library(self.settings.library_root)
 
     async def checkpoint(self) -> Finding:
-        return judge.checkpoint(self._allocations(), self.leases)
+        listed = self._allocations()
+        return judge.checkpoint(
+            [held for held in listed if held.activated_at < self.read_at], self.leases
+        )
 
     async def pod_resources(self) -> Finding:
         allocations = self._allocations()

@@ -294,6 +294,21 @@ def test_a_server_that_replies_late_is_a_problem() -> None:
     assert REGISTRY.get_sample_value(name, {"service": "nats"}) == 3.5
 
 
+def test_usage_that_comes_late_through_a_slow_nats_is_no_problem_of_its_agent() -> None:
+    projection = projected(node_totals(lease("p")))
+
+    def texts(replies_s: dict[str, float]) -> list[str]:
+        slow = slow_servers(replies_s)
+        found = problems_of(projection, slow, DataAge(), visible=all_namespaces, now=40.0)
+        return [problem.text for problem in found]
+
+    assert texts({"redis": 9.0}) == [
+        "Redis is slow: pods are placed late",
+        "Agents report no usage: n1",
+    ]
+    assert texts({"nats": 9.0}) == ["NATS is slow: leases and events arrive late"]
+
+
 def test_a_wrong_clock_of_the_api_is_its_own() -> None:
     components = ComponentMonitor(0.0)
     for at in (100.0, 105.0, 110.0):
