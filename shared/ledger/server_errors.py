@@ -58,7 +58,7 @@ def translate(error: Exception, *, where: str, hint: str, library: Library) -> E
             bug: Exception = ResponseError(library.located(text))
             return bug
     return UnavailableError(
-        f"the call to the ledger at {where} failed: {text}; "
+        f"the call to the ledger at {where} failed: {text.rstrip('.')}; "
         f"check that the server runs, is the primary, has memory and can write to disk{hint}"
     )
 

@@ -16,6 +16,7 @@ from shared.model.bounds import MOST, MOST_RUN_S
 from shared.model.errors import RequestError
 
 Amount = TypeVar("Amount", int, Fraction)
+Key = TypeVar("Key")
 
 MINUTE_S = 60.0
 HOUR_S = 60 * MINUTE_S
@@ -32,9 +33,6 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 _BYTES = frozenset({"memory", "ephemeral-storage"})
-MINUTE_S = 60.0
-HOUR_S = 60 * MINUTE_S
-DAY_S = 24 * HOUR_S
 LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096
@@ -179,3 +177,11 @@ def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
         else:
             running += amount
     return max(most, running)
+
+
+def peaks(amounts: Iterable[tuple[Key, int, bool]]) -> dict[Key, int]:
+    """Return the same by what each amount is of, such as a device."""
+    by_key: dict[Key, list[tuple[int, bool]]] = {}
+    for key, amount, ends_first in amounts:
+        by_key.setdefault(key, []).append((amount, ends_first))
+    return {key: peak(parts, 0) for key, parts in by_key.items()}

@@ -212,6 +212,9 @@ LeaseholdPodsWaitLong 10m system=hami reason=A severity=warning
   leasehold_waiting_oldest_seconds{system="hami",reason="A",instance="1"} 3540+60x20
   leasehold_waiting_oldest_seconds{system="hami",reason="B",instance="1"} 0+60x20
   leasehold_waiting_oldest_seconds{system="hami",reason="A",instance="2"} 3540+60x20
+LeaseholdEnforcerLost 3m node=a enforcer=hami-core severity=warning
+  leasehold_lost_enforcers{node="a",enforcer="hami-core",instance="1"} 1+0x20
+  leasehold_lost_enforcers{node="a",enforcer="hami-core",instance="2"} 1+0x20
 LeaseholdComponentMissing 3m service=binder severity=critical
   leasehold_missing_components{service="binder"} 1+0x20
 LeaseholdBudgetNearlyUsed 1m namespace=a severity=warning
@@ -320,6 +323,38 @@ def test_the_recorded_use_of_cores_is_that_of_the_lease_or_of_the_device(tmp_pat
     check = {"expr": expression, "eval_time": "0s", "exp_samples": samples}
 
     inputs = input_series(RECORDED.strip().splitlines())
+    run_rules(tmp_path, {"input_series": inputs, "promql_expr_test": [check]})
+
+
+PODS = """
+  leasehold_container_gpus_leased{namespace="a",pod="busy",container="1"} 0.25
+  leasehold_container_idle_seconds{namespace="a",pod="busy",container="1"} 900
+  leasehold_container_gpus_leased{namespace="a",pod="busy",container="2"} 0.25
+  leasehold_container_idle_seconds{namespace="a",pod="busy",container="2"} 0
+  leasehold_container_gpus_leased{namespace="a",pod="idle",container="1"} 0.125
+  leasehold_container_idle_seconds{namespace="a",pod="idle",container="1"} 900
+  leasehold_container_gpus_leased{namespace="a",pod="idle",container="2"} 0.125
+  leasehold_container_idle_seconds{namespace="a",pod="idle",container="2"} 700
+  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="1"} 1048576
+  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="2"} 1048576
+  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="0"} 5242880
+  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="1"} 1048576
+  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="2"} 1048576
+  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="0"} 1048576
+"""
+"""Two pods whose containers 0 are init containers."""
+
+
+@needs_promtool
+@pytest.mark.parametrize(("column", "value"), [("idle", 25), ("memory", 7)])
+def test_the_history_has_the_most_of_a_pod_and_is_idle_once_all_its_containers_are(
+    column: str, value: float, tmp_path: Path
+) -> None:
+    expression = AMOUNT_METRICS[column].replace("@", "").replace("$", "600")
+    samples = [{"labels": "{}", "value": value}]
+    check = {"expr": expression, "eval_time": "0s", "exp_samples": samples}
+
+    inputs = input_series(PODS.strip().splitlines())
     run_rules(tmp_path, {"input_series": inputs, "promql_expr_test": [check]})
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import redis.asyncio
 
+from services.node_agent.isolation.library import simulated_library
 from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
@@ -182,6 +183,11 @@ class Night:
             while True:
                 file.write(b"0" * 65536)
                 file.flush()
+
+    @property
+    def library(self) -> Path:
+        """The file that stands for HAMi-core's library on the node of the fault."""
+        return simulated_library(self.up.root / "agents" / self.node / "library").path
 
     def unmount(self) -> None:
         if self.has_small_disk:

@@ -15,6 +15,7 @@ from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError
+from shared.model.quantity import peaks
 from shared.model.views.gpus import DevicePhase, DeviceReservation, MeasuredView, ShareView
 from shared.model.views.view import View
 from shared.placing.anti_affinity import matches_labels
@@ -260,11 +261,12 @@ def _device_cells(of: GpuDeviceStatus, _: float) -> tuple[Any, ...]:
 
 def _lease_cells(of: GpuLeaseStatus, now: float) -> tuple[Any, ...]:
     shares = [share for share in of.shares if not share.init] or list(of.shares)
+    leased = peaks((share.uuid, share.memory_mib, share.init) for share in of.shares)
     used = [share.used_memory_mib for share in shares if share.used_memory_mib is not UNSET]
     cores = (_cores(share) for share in shares)
     return (
-        *(of.state, of.node, _joined(share.index for share in shares)),
-        *(sum(share.memory_mib for share in shares), sum(used) if used else "<unknown>"),
+        *(of.state, of.node, _joined(share.index for share in of.shares)),
+        *(sum(leased.values()), sum(used) if used else "<unknown>"),
         *(_joined(cores), _joined(f"{share.memory}/{share.compute}" for share in shares)),
         *(_age(of.since, now), _joined(share.model for share in shares)),
         *(of.system, _joined(share.uuid for share in shares), of.message),

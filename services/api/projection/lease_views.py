@@ -9,9 +9,9 @@ from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
 from shared.model.budgets.weights import milli_gpu, milli_gpu_of, shares_by_device
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
-from shared.model.leases.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share, bookings
 from shared.model.names import Namespace, PodUid
-from shared.model.quantity import HOUR_S
+from shared.model.quantity import HOUR_S, peak
 from shared.model.views.budgets import BudgetView, IdleHolder
 from shared.model.views.gpus import DevicePhase, DeviceReservation, DeviceView, HeldShare
 from shared.model.views.pods import FinishedPod
@@ -124,7 +124,7 @@ def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
     since = max((at for at in used_at if at is not None), default=now)
     hours = max(now - since, 0.0) / HOUR_S
     gpus = milli_gpu_of(shares) / 1000
-    memory_mib = sum(share.memory_mib for share in running)
+    memory_mib = peak(((share.memory_mib, share.init) for share in shares), 0)
     return IdleHolder(
         namespace=running[0].namespace,
         owner=f"Pod/{running[0].name}",
@@ -139,16 +139,16 @@ def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
 
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
-    """Describe a pod whose lease has ended, without shares of init containers."""
-    shares = [share for share in lease.shares if not share.init]
+    """Describe a pod whose lease has ended, by the most that it had of each device at one time."""
+    taken = bookings(lease.shares)
     gpus = sum(map(milli_gpu, shares_by_device(lease).values())) / 1000
     return FinishedPod.from_attributes(
         lease,
         claim=lease.claim is not None,
-        devices=tuple(dict.fromkeys(share.device for share in shares)),
+        devices=tuple(booking.device for booking in taken),
         gpus=round(gpus, 4),
-        memory_mib=sum(share.memory_mib for share in shares),
-        cores_percent=sum(share.booked_cores for share in shares),
+        memory_mib=sum(booking.memory_mib for booking in taken),
+        cores_percent=sum(booking.cores_percent for booking in taken),
         started=lease.created_at,
         ended=ended,
         reason=reason,

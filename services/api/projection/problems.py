@@ -11,6 +11,7 @@ from statistics import median
 
 from services.api.projection.projection import Projection
 from shared.model.devices.device import END_LEFTOVERS, visible_fault
+from shared.model.devices.enforcers import MissingEnforcer
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import (
     AGENTS_NAMESPACE,
@@ -19,6 +20,7 @@ from shared.model.names import (
     Namespace,
     NodeName,
 )
+from shared.model.views.gpus import DeviceView
 from shared.model.views.view import View
 from shared.nats.subjects import most_replicas
 
@@ -105,6 +107,10 @@ HOT = "Slowed down by temperature"
 COOL = (
     "pods on it are slower; check fans, airflow and its power limit (nvidia-smi -q -d POWER); "
     "leasehold cordon NODE/GPU keeps new pods away meanwhile"
+)
+LOST = (
+    "running containers keep their limits, and may not start again; new pods are placed elsewhere; "
+    "see leasehold doctor on the node"
 )
 CLOSED = "pods on it stay; leasehold uncordon opens it, or remove the annotation"
 NO_RESPONSE = "does not respond"
@@ -273,9 +279,13 @@ def slow_servers(replies_s: Mapping[str, float]) -> Iterator[AffectedObject]:
     """Yield the servers that take long to reply, by their names in `SERVERS`."""
     for name, reply_s in replies_s.items():
         if reply_s > SLOW_S:
-            server, effect, hint = SERVERS[name]
-            cause = f"{server} is slow"
-            yield AffectedObject(name=effect, cause=cause, hint=hint, severity="warning")
+            _, effect, hint = SERVERS[name]
+            yield AffectedObject(name=effect, cause=_slow(name), hint=hint, severity="warning")
+
+
+def _slow(name: str) -> str:
+    server, *_ = SERVERS[name]
+    return f"{server} is slow"
 
 
 def clock_problems(clocks: Mapping[str, tuple[str, float]]) -> Iterator[AffectedObject]:
@@ -335,7 +345,22 @@ def affected_objects(
     missing = list(components)
     yield from missing
     yield from _sick_or_closed(projection, visible)
-    yield from _cordoned(projection, {affected.node for affected in missing})
+    for node, lost in lost_enforcers(projection.devices.values()):
+        yield AffectedObject(name=node, cause=lost.reason, hint=LOST, severity="warning")
+    silent = {affected.node for affected in missing}
+    if any(affected.cause == _slow(NATS_SERVER) for affected in missing):
+        silent |= projection.nodes.keys()  # what agents report comes late
+    yield from _cordoned(projection, silent)
+
+
+def lost_enforcers(devices: Iterable[DeviceView]) -> Iterable[tuple[NodeName, MissingEnforcer]]:
+    """Return what holds leases of a node and is not offered to new ones, once for each node."""
+    return dict.fromkeys(
+        (view.node, missing)
+        for view in devices
+        for missing in (view.missing if view.healthy else ())
+        if any(missing.name in (share.memory, share.compute) for share in view.shares)
+    )
 
 
 def _sick_or_closed(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import Gauge, Histogram
 
 from services.api.projection.lease_views import idle_milli_gpu
-from services.api.projection.problems import AffectedObject
+from services.api.projection.problems import AffectedObject, lost_enforcers
 from services.api.projection.projection import Projection
 from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodBound
@@ -74,6 +74,11 @@ HELD = Gauge(
     "Leased shares by what holds their memory and their cores; none: nothing does.",
     ["node", "memory", "compute"],
 )
+LOST = Gauge(
+    "leasehold_lost_enforcers",
+    "1 for each node that no longer offers what holds leases on it, such as HAMi-core's library.",
+    ["node", "enforcer"],
+)
 IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"])
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
@@ -110,6 +115,7 @@ ALL = (
     PHASES,
     LARGEST,
     HELD,
+    LOST,
     IDLE,
     MISSING,
 )
@@ -135,6 +141,8 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     )
     for labels, count in held.items():
         HELD.labels(*labels).set(count)
+    for node, lost in lost_enforcers(projection.devices.values()):
+        LOST.labels(node, lost.name).set(1)
     replicas = {(affected.service, affected.name) for affected in missing}
     for service, count in Counter(service for service, _ in replicas).items():
         MISSING.labels(service).set(count)

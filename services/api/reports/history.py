@@ -17,7 +17,7 @@ from shared.model.budgets.weights import milli_gpu_of
 from shared.model.devices.device import Hardware
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
-from shared.model.quantity import DAY_S
+from shared.model.quantity import DAY_S, peak
 from shared.model.views.gpus import DeviceView, HeldShare
 
 BUDGET_POINTS = 60
@@ -115,7 +115,7 @@ def sample_of(
     reasons: Iterable[str],
     hardware: Mapping[DeviceUuid, Hardware],
 ) -> Sample:
-    """Return the amounts of everything now. Shares of init containers are left out."""
+    """Return the amounts of everything now, without what init containers use."""
     kinds = (NODE, DEVICE, POD, NAMESPACE, UNUSED)
     by_kind: dict[str, dict[str, _Amounts]] = {kind: {} for kind in kinds}
     cluster = _all()
@@ -158,14 +158,13 @@ def _all(value: float | None = None) -> _Amounts:
 
 
 def _amounts_of(shares: Sequence[HeldShare]) -> _Amounts:
-    """Return what a pod has of a device, without its init containers."""
+    """Return the most that a pod has of a device at one time, and what it uses of it."""
     total = _all()
     for share in shares:
-        if share.init:
-            continue
-        measured = share.measured
-        used = (measured.memory_mib, measured.cores_percent, 0.0) if measured else ()
-        _add(total, (share.memory_mib, share.booked_cores, *used))
+        if not share.init and (measured := share.measured):
+            _add(total, (None, None, measured.memory_mib, measured.cores_percent, 0.0))
+    total[0] = peak(((share.memory_mib, share.init) for share in shares), 0)
+    total[1] = peak(((share.booked_cores, share.init) for share in shares), 0)
     if is_idle(shares):
         total[AMOUNTS.index("idle")] = milli_gpu_of(shares) * ALL_CORES / 1000
     return total

@@ -35,15 +35,34 @@ LEASED = {
     "idle": "100 * sum(max by (model) (leasehold_idle_gpus))",
 }
 """Of the cluster, which each replica of the API exports."""
+OF_POD = "namespace, pod, exported_namespace, exported_pod, device_uuid"
+"""Labels of what a pod has of a device; Prometheus may rename ours."""
+IDLE_TIME = "leasehold_container_idle_seconds"
+"""Init containers have none."""
+
+
+def _most(metric: str) -> str:
+    """Return the sum of the most that each pod has of a device at one time.
+
+    That is what an init container has, or all others together.
+    """
+    running = f"sum by ({OF_POD}) ({metric}@ and {IDLE_TIME}@)"
+    first = f"max by ({OF_POD}) ({metric}@ unless {IDLE_TIME}@)"
+    both = f'label_replace({running}, "kind", "running", "", "") or {first}'
+    return f"sum(max by ({OF_POD}) ({both}))"
+
+
 AMOUNT_METRICS = {
-    "memory": f"sum(leasehold_container_memory_leased_bytes@) / {MIB}",
-    "cores": "100 * sum(leasehold_container_cores_leased_ratio@)",
+    "memory": f"{_most('leasehold_container_memory_leased_bytes')} / {MIB}",
+    "cores": f"100 * {_most('leasehold_container_cores_leased_ratio')}",
     "used_memory": f"sum(leasehold_container_memory_measured_bytes@) / {MIB}",
     "used_cores": "100 * sum(leasehold_container_cores_measured_ratio@)",
-    "idle": "100 * sum(leasehold_container_gpus_leased@"
-    " * (leasehold_container_idle_seconds@ > bool $))",
+    "idle": f"100 * sum(sum by ({OF_POD}) (leasehold_container_gpus_leased@)"
+    f" * (min by ({OF_POD}) ({IDLE_TIME}@) > bool $))",
 }
-"""@: a selector; $: the time after which a share is idle."""
+"""@: a selector; $: the time after which a share is idle.
+
+What a pod has of a device is idle once all its containers are, as in recent history."""
 SENSOR_METRICS = {
     "temperature": "max(hw_temperature_celsius@)",
     "power": "max(hw_power_watts@)",

@@ -60,10 +60,10 @@ export class Cell {
     setProperty(this.cores, "--measured", part(measuredCores(device), 100));
     const shares = lastingShares(device);
     while (this.shares.length > shares.length) this.shares.pop().remove();
-    for (const [at, share] of shares.entries()) this.drawShare(at, share);
+    for (const [at, [share, held]] of shares.entries()) this.drawShare(at, share, held);
   }
 
-  drawShare(at, share) {
+  drawShare(at, share, held) {
     let element = this.shares[at];
     if (!element) {
       element = el("span");
@@ -85,7 +85,7 @@ export class Cell {
     );
     setProperty(element, "--memory", part(measured?.memory_mib, share.memory_mib));
     setText(element, [share.mig?.profile, share.name].filter(Boolean).join(" "));
-    setProperty(element, "flex-grow", share.memory_mib);
+    setProperty(element, "flex-grow", held);
     setAttribute(element, "data-pod", share.pod ?? "");
   }
 

@@ -1,6 +1,8 @@
 // What a device is and holds, in words and amounts.
 import { clock, mib } from "./format.js";
 
+const ROUNDING = 1e-9; // of sums of fractions
+
 /** The memory that the shares of a device are measured to use, MiB; null: none is measured. */
 export const measuredMib = (device) => measuredSum(device, "memory_mib");
 
@@ -33,9 +35,46 @@ export function freeMib(device, closed) {
     : Math.max(device.memory_mib - device.used_memory_mib, 0);
 }
 
-/** The shares that hold something now: init containers give theirs back to the containers after them. */
+/** The shares that stay, each with its part of the most that its pod has at one time, MiB. */
 export function lastingShares(device) {
-  return device.shares.filter((share) => !share.init || device.shares.length === 1);
+  return [...sharesByPod(device).values()].flatMap((shares) => {
+    const running = shares.filter((share) => !share.init);
+    const lasting = running.length ? running : shares.slice(0, 1);
+    const missing = peak(shares, memoryOf) - peak(lasting, memoryOf);
+    return lasting.map((share) => [share, share.memory_mib + missing / lasting.length]);
+  });
+}
+
+const memoryOf = (share) => share.memory_mib;
+
+/** The shares of a device by pod; those of pods that the viewer may not see are one each. */
+export function sharesByPod(device) {
+  const pods = new Map();
+  for (const [at, share] of device.shares.entries()) {
+    const pod = share.pod || at;
+    if (pods.has(pod)) pods.get(pod).push(share);
+    else pods.set(pod, [share]);
+  }
+  return pods;
+}
+
+/** The most that a pod has of a device at one time, of what `amount` reads of a share. */
+export function peak(shares, amount) {
+  let running = 0;
+  let most = 0;
+  for (const share of shares) {
+    if (share.init) most = Math.max(most, running + amount(share));
+    else running += amount(share);
+  }
+  return Math.max(most, running);
+}
+
+/** What a pod has of a device, in GPUs, as budgets weigh it: the larger part of memory or cores. */
+export function weight(shares) {
+  if (shares.some((share) => share.whole)) return 1;
+  const memory = peak(shares, (share) => share.memory_mib / Math.max(share.device_mib, 1));
+  const cores = peak(shares, (share) => share.cores_percent / 100);
+  return Math.min(Math.ceil(1000 * Math.max(memory, cores) - ROUNDING) / 1000, 1);
 }
 
 /** For which pod a device's free room is kept; empty: for none. */

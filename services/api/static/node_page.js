@@ -1,6 +1,6 @@
 // The pages of a node and of a GPU.
 import { Detail, hardware, hardwareTable, PodsOf, shareItem } from "./detail.js";
-import { freeMib, lastingShares, measuredMib, model, reservationText } from "./devices.js";
+import { freeMib, measuredMib, model, reservationText } from "./devices.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { age, count, mib, when } from "./format.js";
@@ -175,12 +175,12 @@ export class GpuPage extends Detail {
         ? el(
             "ul",
             { class: "shares" },
-            ...lastingShares(device).map((share) =>
+            ...device.shares.map((share) =>
               shareItem(
                 share,
                 share.namespace,
                 share.pod ? podLink(share) : "in use: of a namespace that you may not see",
-                share.state,
+                share.init ? `${share.state} (init)` : share.state,
               ),
             ),
           )

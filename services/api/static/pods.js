@@ -3,7 +3,7 @@
 import { el, fetchJson, setAttribute, setText } from "./dom.js";
 import { FilterBar } from "./filter_bar.js";
 import { Filter } from "./filters.js";
-import { age, gpus, mib, percent } from "./format.js";
+import { age, mib, percent, short } from "./format.js";
 import { drawName } from "./lists.js";
 import { url } from "./route.js";
 import { Table } from "./table.js";
@@ -62,10 +62,10 @@ function columns(now) {
     },
     {
       id: "gpus",
-      csv: "cores_percent",
+      csv: "gpus",
       title: "GPUs",
-      value: (pod) => pod.cores,
-      text: (pod) => (pod.cores === null ? "" : gpus(pod.cores)),
+      value: (pod) => pod.gpus,
+      text: (pod) => (pod.gpus === null ? "" : short(pod.gpus)),
       end: true,
       phone: "below",
       unit: "GPUs",
@@ -73,7 +73,7 @@ function columns(now) {
     {
       id: "busy",
       csv: "cores_used_percent",
-      title: "GPUs used",
+      title: "Cores used",
       value: (pod) => used(pod.usedCores, pod.cores || 100),
       text: (pod) => usedText(pod.usedCores, pod.cores || 100),
       end: true,
@@ -133,6 +133,7 @@ function waitingRow(pod) {
     models: [],
     memory: null,
     cores: null,
+    gpus: null,
     created: pod.since,
   };
 }
@@ -151,6 +152,7 @@ function endedRow(pod) {
     models: [],
     memory: pod.memory_mib,
     cores: pod.cores_percent,
+    gpus: pod.gpus,
     usedMemory: pod.used_memory_mib,
     usedCores: pod.used_cores_percent,
     created: pod.started,

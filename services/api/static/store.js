@@ -1,4 +1,5 @@
 // The state of the cluster: loaded once, then kept by server-sent events; each change is absolute and idempotent.
+import { peak, sharesByPod, weight } from "./devices.js";
 import { fetchJson } from "./dom.js";
 
 const SILENT_MS = 25_000; // a delta comes at least every 10 s
@@ -143,12 +144,13 @@ const STATES = { reserved: "reserved", bound: "starting", active: "running" };
 function podsOf(devices) {
   const pods = new Map();
   for (const device of devices) {
-    for (const share of device.shares) {
+    for (const [uid, shares] of sharesByPod(device)) {
+      const [share] = shares;
       if (!share.pod) continue;
-      let pod = pods.get(share.pod);
+      let pod = pods.get(uid);
       if (!pod) {
         pod = {
-          pod: share.pod,
+          pod: uid,
           namespace: share.namespace,
           name: share.name,
           state: STATES[share.state] ?? share.state,
@@ -157,15 +159,21 @@ function podsOf(devices) {
           devices: [],
           memory: 0,
           cores: 0,
+          gpus: 0,
           usedMemory: null,
           usedCores: null,
           created: share.created_at,
           idleSince: null,
           busy: false,
         };
-        pods.set(share.pod, pod);
+        pods.set(uid, pod);
       }
-      addShare(pod, share, device);
+      pod.models.add(device.model);
+      pod.devices.push(device);
+      pod.memory += peak(shares, (part) => part.memory_mib);
+      pod.cores += peak(shares, (part) => part.booked_cores);
+      pod.gpus += weight(shares);
+      for (const part of shares) if (!part.init) addUse(pod, part);
     }
   }
   for (const pod of pods.values()) {
@@ -175,13 +183,7 @@ function podsOf(devices) {
   return pods;
 }
 
-function addShare(pod, share, device) {
-  pod.models.add(device.model);
-  if (!pod.devices.includes(device)) pod.devices.push(device);
-  if (share.init) return; // its amounts are free again once the container has ended
-  pod.memory += share.memory_mib;
-  pod.cores += share.booked_cores;
-  const { measured } = share;
+function addUse(pod, { measured }) {
   if (!measured) {
     pod.busy = true;
     return;

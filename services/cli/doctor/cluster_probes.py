@@ -483,7 +483,12 @@ class ClusterProbes:
         """Return the latest heartbeat of each replica; observed once for all checks."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
-        return await self._observing
+        try:
+            return await self._observing
+        except UnavailableError as error:
+            if await self._nats_is_slow():
+                raise SkipError("NATS replies late: see the check nats") from error
+            raise
 
     async def _observe_heartbeats(self) -> tuple[Heartbeat, ...]:
         if self._is_agent():

@@ -7,6 +7,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -269,6 +270,7 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
     """Run all checks concurrently; a check that cannot run is a finding, too."""
     async with AsyncExitStack() as stack:
         kubernetes = await _open_api_server(stack, target)
+        read_at = time.time()
         node_totals = await _read_ledger(target)
         cordons = {
             name: cordon_reason(totals.node.served)
@@ -302,6 +304,7 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
                 kubernetes=kubernetes,
                 totals=(node_totals or {}).get(settings.node_name),
                 ledger_is_readable=node_totals is not None,
+                read_at=read_at,
                 host=visible_host(os.environ),
             )
             for name, check in NODE_CHECKS.items():

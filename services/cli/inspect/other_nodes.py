@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from services.cli.formats import size_text
 from shared.model.devices.device import DeviceMode
 from shared.model.leases.lease import ShareSize
+from shared.model.quantity import peaks
 from shared.model.views.gpus import DeviceView, NodeDevices
 from shared.model.views.leases import LeaseView
 
@@ -20,14 +21,13 @@ def other_nodes_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterato
     What pods request besides GPUs does not count: `explain` of a waiting pod covers that.
     """
     others = [node for node in nodes if node.node != lease.node]
-    shares = [share for share in lease.shares if not share.init] or list(lease.shares)
+    shares = lease.shares
     if not (others and shares) or any(share.mig for share in shares):
         return
-    needed = len({share.device for share in shares})
-    size = ShareSize(
-        memory_mib=max(share.memory_mib for share in shares),
-        cores_percent=max(share.cores_percent for share in shares),
-    )
+    memory_mib = peaks((share.device, share.memory_mib, share.init) for share in shares)
+    cores_percent = peaks((share.device, share.cores_percent, share.init) for share in shares)
+    needed = len(memory_mib)
+    size = ShareSize(memory_mib=max(memory_mib.values()), cores_percent=max(cores_percent.values()))
     lacks = {node.node: _lack_of(node, size, needed) for node in others}
     roomy = [name for name, lack in lacks.items() if not lack]
     share = f"{needed} GPU{'s' * (needed > 1)} with {size_text(size)}"

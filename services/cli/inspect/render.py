@@ -14,7 +14,7 @@ from shared.model.devices.enforcers import HAMI_CORE_ALONE
 from shared.model.devices.replicas import Replicas
 from shared.model.leases.lease import RESIZE_WAITING
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quantity import peak, timestamp
+from shared.model.quantity import peak, peaks, timestamp
 from shared.model.views.gpus import (
     DeviceView,
     GpusView,
@@ -257,10 +257,10 @@ def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
-        _device_indices(shares),
-        _sum_text(str(share.memory_mib) for share in shares),
+        _device_indices(lease.shares),
+        _sum_text(_leased_texts(lease.shares, _memory_of, lambda share: str(share.memory_mib), "")),
         _sum_text(memory for memory, _ in used),
-        _sum_text(map(cores_text, shares)),
+        _sum_text(_leased_texts(lease.shares, _cores_of, cores_text, "%")),
         _sum_text(cores for _, cores in used),
         f"{lease.state}{unhealthy}{waiting}{_idle(lease.idle_since, now)}",
         age(now - lease.created_at),
@@ -269,6 +269,32 @@ def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
         lease.pod,
         ",".join(sorted({share.device for share in lease.shares})),
     )
+
+
+def _leased_texts(
+    shares: Sequence[ShareView],
+    amount: Callable[[ShareView], int],
+    text: Callable[[ShareView], str],
+    unit: str,
+) -> Iterator[str]:
+    """Yield what containers have of devices; of one of which an init container has more, the most.
+
+    These amounts add up to what the pod takes of its devices, as in totals and budgets.
+    """
+    running = [share for share in shares if not share.init] or shares
+    lasting = peaks((share.device, amount(share), False) for share in running)
+    most = peaks((share.device, amount(share), share.init) for share in shares)
+    larger = {device: taken for device, taken in most.items() if taken != lasting.get(device, 0)}
+    yield from (text(share) for share in running if share.device not in larger)
+    yield from (f"{taken}{unit}" for taken in larger.values())
+
+
+def _memory_of(share: ShareView) -> int:
+    return share.memory_mib
+
+
+def _cores_of(share: ShareView) -> int:
+    return share.booked_cores
 
 
 def _device_indices(shares: Iterable[ShareView]) -> str:

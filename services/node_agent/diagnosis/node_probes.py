@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import tomllib
@@ -39,6 +40,7 @@ from services.node_agent.isolation.library import (
     current_library,
     digest_of,
     layout_name,
+    simulated_library,
     source_file,
     unusable_reason,
 )
@@ -158,6 +160,7 @@ class NodeProbes:
         kubernetes: KubernetesClient | LeaseholdError,
         totals: NodeTotals | None,
         ledger_is_readable: bool,
+        read_at: float = math.inf,
         host: Path | None = Path("/"),
     ) -> None:
         self.settings = settings
@@ -165,6 +168,8 @@ class NodeProbes:
         self.kubernetes = kubernetes
         self.totals = totals
         self.ledger_is_readable = ledger_is_readable
+        self.read_at = read_at
+        """When the ledger was read, Unix seconds: it lacks what was allocated after that."""
         self._host = host
 
     @property
@@ -303,6 +308,10 @@ class NodeProbes:
         return judge.mig_modes(await self._discovery, self.devices)
 
     async def library(self) -> Finding:
+        simulated = simulated_library(self.settings.library_root).path
+        has_lost = simulated.parent.is_dir() and not simulated.is_file()
+        if self.settings.library_origin is None and has_lost:
+            return judge.library(None, str(simulated.parent))
         source, current = self._library()
         if not current.path.is_file():
             return judge.library(None, str(source))
@@ -327,7 +336,10 @@ class NodeProbes:
         return source_file(source), current_library(self.settings.library_root)
 
     async def checkpoint(self) -> Finding:
-        return judge.checkpoint(self._allocations(), self.leases)
+        listed = self._allocations()
+        return judge.checkpoint(
+            [held for held in listed if held.activated_at < self.read_at], self.leases
+        )
 
     async def pod_resources(self) -> Finding:
         allocations = self._allocations()

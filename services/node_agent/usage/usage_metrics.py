@@ -260,11 +260,16 @@ def _share_metrics(
             for (labels, _), (use, share) in zip(own, shares, strict=True)
         ),
     )
-    used_at = [idle_since.get(use.key_of(share), now) for use, share in shares]
+    used_at = [
+        (labels, idle_since.get(use.key_of(share), now))
+        for (labels, _), (use, share) in zip(own, shares, strict=True)
+        if not share.share.init
+    ]
     yield _family(
         "leasehold_container_idle_seconds",
-        "Time since the container last used its part of the device; 0 while it uses it.",
-        ((labels, max(0.0, now - at)) for (labels, _), at in zip(own, used_at, strict=True)),
+        "Time since the container last used its part of the device; 0 while it uses it. Init "
+        "containers have none.",
+        ((labels, max(0.0, now - at)) for labels, at in used_at),
     )
 
 

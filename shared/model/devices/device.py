@@ -31,6 +31,7 @@ from shared.model.devices.enforcers import (
     HAMI_CORE_ALONE,
     INSTANCE,
     LABELS,
+    MEMORY_BY_DEFAULT,
     NO_DEMAND,
     WHOLE,
     Holding,
@@ -477,13 +478,13 @@ def _holding_reason(request: GpuRequest, device: Device, mode: SharingMode | Lit
     if holding_of(request, device) is not None:
         text = f"its leases share it in mode {mode}, which changes when the last of them ends"
         return Denial("GpuSharingMode", text)
-    missing = device.missing_text or "limits would not be enforced"
     if demanded:
         offered = ", ".join(dict.fromkeys((*device.offer.memory, *device.offer.compute)))
         text = f"the pod demands {request.held_by}, and it offers {offered or 'none'}"
         reasons = f": {device.missing_text}" if device.missing else ""
         return Denial("GpuEnforcerMissing", f"{text}{reasons}")
-    return Denial("GpuNotIsolated", missing)
+    usual = [lacks.reason for lacks in device.missing if lacks.name in MEMORY_BY_DEFAULT]
+    return Denial("GpuNotIsolated", "; ".join(reversed(usual)) or "limits would not be enforced")
 
 
 def _slots_reason(

@@ -106,7 +106,7 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IdleView(msgspec.Struct, frozen=True, kw_only=True):
-    """What idle shares hold, without init containers."""
+    """What pods have of devices that none of their running containers uses."""
 
     read_at: float
     idle_after_s: float

@@ -23,7 +23,7 @@ from services.timekeeper.cost_recorder import CostRecorder
 from shared.model.budgets.cost_records import IDLE, USED
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import UsageReply
-from shared.model.leases.lease import Lease
+from shared.model.leases.lease import Lease, Share
 from shared.model.leases.ledger import reservation_for
 from shared.model.leases.preemption import (
     EndingLease,
@@ -34,6 +34,7 @@ from shared.model.names import Namespace, NodeName
 from shared.model.requests.placement import Placement
 from shared.model.views.budgets import IdleView
 from shared.model.views.gpus import GpusView
+from shared.model.views.leases import LeasesView
 from shared.model.views.promises import PromisesView
 from tests.support.api.browser import needed, opened
 from tests.support.api.running import RunningApi
@@ -50,6 +51,8 @@ UNUSED = 0.5
 LEASED = BUSY + UNUSED
 PHASES = {"Unhealthy": 1, "Closed": 1, "Reserved": 1, "Leased": 3, "Free": 1}
 TEAM = Namespace("team")
+FIRST: dict[str, Any] = {"container": "first", "init": True}
+"""An init container, which has more than the container after it."""
 PROMISES = (
     *((PromiseOutcome.KEPT, HOUR_S * hours) for hours in (1, 3, 5)),
     (PromiseOutcome.WITHDRAWN, 60.0),
@@ -65,8 +68,8 @@ class Day:
     recorder: CostRecorder
 
 
-async def lease_of(shown: RunningApi, pod: str, node: str, gpu: int, mib: int) -> Lease:
-    wanted = reservation(pod, share(node, gpu, mib), node=node)
+async def lease_of(shown: RunningApi, pod: str, node: str, *shares: Share) -> Lease:
+    wanted = reservation(pod, *shares, node=node)
     (lease,) = await reserve(shown.ledger, structs.replace(wanted, namespace=TEAM, name=pod))
     await shown.ledger.bind([lease])
     return lease
@@ -79,7 +82,8 @@ async def gpus_of(shown: RunningApi) -> GpusView:
 
 def has_all(view: GpusView) -> bool:
     devices = [gpu for node in view.nodes for gpu in node.devices]
-    measured = [bool(held.measured) for gpu in devices for held in gpu.shares]
+    shares = [held for gpu in devices for held in gpu.shares]
+    measured = [bool(held.measured) for held in shares if not held.init]
     return Counter(gpu.phase.value for gpu in devices) == PHASES and measured == [True] * 3
 
 
@@ -92,10 +96,10 @@ async def day(shown: RunningApi) -> AsyncIterator[Day]:
     await shown.ledger.save_nodes([closed])
     await shown.ledger.save_devices([report("b", gpus)])
     busy = [
-        await lease_of(shown, "busy", "a", 0, 15_680),
-        await lease_of(shown, "half", "a", 1, 4_000),
+        await lease_of(shown, "busy", "a", share("a", 0, 15_680)),
+        await lease_of(shown, "half", "a", share("a", 1, 4_000, **FIRST), share("a", 1, 1_000)),
     ]
-    idle = await lease_of(shown, "idle", "b", 0, 8_000)
+    idle = await lease_of(shown, "idle", "b", share("b", 0, 8_000))
     waiting = queued("later")
     place = Placement(node=NodeName("b"), shares=(share("b", 3),))
     at = time.time() + HOUR_S
@@ -115,7 +119,8 @@ async def day(shown: RunningApi) -> AsyncIterator[Day]:
         assert await shown.preemptions.open_start(earlier)
         assert await shown.preemptions.close_start(earlier, ended)
     assert await shown.preemptions.open_start(planned)
-    used = tuple(measurement(lease, memory_mib=2_000, cores_percent=40) for lease in busy)
+    main = [structs.replace(lease, shares=lease.shares[-1:]) for lease in busy]
+    used = tuple(measurement(lease, memory_mib=1_000, cores_percent=40) for lease in main)
     unused = measurement(idle, memory_mib=0, cores_percent=0, idle_since=time.time() - HOUR_S)
     shown.usage.nodes[NodeName("a")] = UsageReply(measured_at=0.0, shares=used)
     shown.usage.nodes[NodeName("b")] = UsageReply(measured_at=0.0, shares=(unused,))
@@ -160,6 +165,27 @@ async def test_all_screens_count_gpus_and_what_is_leased_alike(browser: Browser,
     await day.shown.service.export_metrics()
     assert value("leasehold_leased_gpus") == pytest.approx(LEASED, abs=0.001)
     assert {phase: value("leasehold_device_phases", phase=phase) for phase in PHASES} == PHASES
+
+
+async def test_a_pod_has_as_much_memory_as_its_larger_init_container_on_every_screen(
+    browser: Browser, day: Day
+) -> None:
+    page = await opened(browser, day.shown, "#/pods")
+
+    row = page.get_by_role("row").filter(has_text="team/half")
+    await expect(row).to_contain_text(f"3.91 GiB25 %{BUSY - 0.98:.2f}")
+    _, leases = await day.shown.get("/api/v1/leases")
+    listed = printed(render.ps(msgspec.convert(leases, LeasesView)))
+    assert re.search(r"team/half +a +1 +4000 +1000 ", listed)
+    (of_leases,) = (kind for kind in KINDS if kind.plural == "gpuleases")
+    cluster = day.shown.service.cluster(lambda _: True)
+    (half,) = (lease for lease in of_leases.read(cluster) if lease.metadata.name == "half")
+    assert of_leases.cells(half.status, time.time())[2:5] == ("1", 4_000, 1_000)
+    await page.goto(f"{day.shown.url}/#/gpu/GPU-a-1")
+    await expect(page.get_by_role("main")).to_contain_text("3.91 GiB of 15.6 GiB leased")
+    shares = page.get_by_role("main").locator(".shares li")
+    await expect(shares.first).to_contain_text("(init)3.91 GiB")
+    await expect(shares).to_have_count(2)
 
 
 async def test_a_reserved_gpu_says_for_whom_and_is_not_free(browser: Browser, day: Day) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.cli.doctor import cluster_checks
+from services.cli.doctor import cluster_checks, cluster_probes
 from services.cli.doctor.cluster_checks import (
     COMPONENTS,
     Replicas,
@@ -13,8 +13,10 @@ from services.cli.doctor.cluster_checks import (
     settings,
     workloads,
 )
+from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
+from services.cli.doctor.doctor import run_check
 from shared.model.events.pod_events import Heartbeat
-from shared.model.findings import Outcome
+from shared.model.findings import Outcome, SkipError
 from shared.model.names import (
     AGENTS_NAMESPACE,
     REQUIRED_SERVICES,
@@ -22,6 +24,7 @@ from shared.model.names import (
     NodeName,
 )
 from shared.model.requests.claim import DRIVER
+from shared.nats import servers
 from shared.runtime.settings import settings_digests
 
 NOW = {"LEASEHOLD_DRA": "conditions", "LEASEHOLD_LOG_LEVEL": "info"}
@@ -129,6 +132,23 @@ def test_a_slow_nats_hides_what_its_own_check_reports() -> None:
         return cluster_checks.components(late, {}, observed_s=6.0, nats_is_slow=slow).outcome
 
     assert (judged(slow=False), judged(slow=True)) == (Outcome.FAIL, Outcome.OK)
+
+
+@pytest.mark.parametrize(("reply_s", "outcome"), [(9.0, Outcome.SKIPPED), (0.1, Outcome.FAIL)])
+async def test_heartbeats_that_a_slow_nats_does_not_deliver_are_left_to_its_own_check(
+    reply_s: float, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connected(*_: object) -> tuple[int, float]:
+        return 8_000_000, reply_s
+
+    monkeypatch.setattr(servers, "connection_facts", connected)
+    monkeypatch.setattr(cluster_probes, "DIAGNOSIS_TIMEOUT_S", 0.1)
+    deaf = ClusterServers(nats_url="nats://127.0.0.1:9")
+    probes = ClusterProbes(deaf, SkipError("there is none"))
+
+    checks = probes.components(), probes.versions(), probes.clocks()
+    outcomes = [(await run_check(check)).outcome for check in checks]
+    assert outcomes == [outcome] * 3
 
 
 def test_what_the_check_of_a_server_reports_is_not_repeated_for_components() -> None:

@@ -10,6 +10,7 @@ from services.cli.parser import parse
 from services.cli.state_dir import StateDir, save_state
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import NodeGpus
+from services.node_agent.isolation.library import simulated_library
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome
@@ -60,6 +61,19 @@ async def test_a_stack_without_a_library_needs_none(tmp_path: Path) -> None:
 
     assert found.outcome is Outcome.SKIPPED
     assert "--library-source" in found.text
+
+
+async def test_a_node_of_a_stack_that_has_lost_its_library_fails(tmp_path: Path) -> None:
+    settings, gpus = node_of(tmp_path)
+    library = simulated_library(settings.library_root).path
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert (await library_check(settings, gpus)).outcome is Outcome.SKIPPED
+
+    library.unlink()
+
+    found = await library_check(settings, gpus)
+    assert (found.outcome, str(library.parent) in found.text) == (Outcome.FAIL, True)
 
 
 def test_the_flag_names_another_library(tmp_path: Path) -> None:

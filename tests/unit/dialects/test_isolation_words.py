@@ -8,7 +8,7 @@ from msgspec import structs
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.isolation_words import parse_isolation
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.devices.enforcers import HeldBy, Offer
+from shared.model.devices.enforcers import NOTHING_OFFERED, Enforcer, HeldBy, MissingEnforcer, Offer
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, Namespace
 from shared.model.requests.placement import Placement
@@ -110,6 +110,17 @@ def test_a_pod_waits_where_nothing_holds_it_as_demanded(
     assert answer.counts == ((code, 1),)
     assert reason in answer.nearest_nodes[0].devices[0].reason
     assert answer.hint
+
+
+def test_without_a_demand_what_is_usual_is_missing_the_library_first() -> None:
+    names: tuple[Enforcer, ...] = "driver", "mps", "time", "hami-core"
+    missing = tuple(MissingEnforcer(name=name, reason=f"no {name}") for name in names)
+    card = device(offer=NOTHING_OFFERED, missing=missing)
+
+    answer = Cluster(ledger_node("n", card)).place(part_of(""))
+
+    assert not isinstance(answer, Placement)
+    assert answer.nearest_nodes[0].devices[0].reason == "no hami-core; no driver"
 
 
 @pytest.mark.parametrize(

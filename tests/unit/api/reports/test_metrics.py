@@ -25,6 +25,7 @@ from services.api.reports.cluster_metrics import export_cluster, export_servers,
 from services.api.reports.legacy_metrics import LEFT_OUT, metric_families
 from services.node_agent.gpus.device_faults import Xid
 from shared.model.devices.device import Hardware
+from shared.model.devices.enforcers import MissingEnforcer
 from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import Heartbeat, PodBound
 from shared.model.leases.lease import MIB, Lease
@@ -212,6 +213,33 @@ def test_a_node_that_its_full_disk_closes_is_a_warning_and_a_cordoned_one_is_non
     assert REGISTRY.get_sample_value("leasehold_closed_nodes") == 1.0
 
 
+def test_an_enforcer_that_a_node_lost_is_one_warning_while_leases_need_it() -> None:
+    lost = MissingEnforcer(name="hami-core", reason="its library is missing")
+    unused = MissingEnforcer(name="driver", reason="the driver is older")
+    leases = lease("p1"), lease("p2", gpu=1)
+    missing = {"missing": (lost, unused)}
+    projection = projected(
+        node_totals(*leases, devices=build.devices(2, "n1", **missing)),
+        node_totals(name="n2", devices=build.devices(2, "n2", **missing)),
+    )
+    projection.update_measured(NodeName("n1"), usage(), now=30.0, idle_after_s=600.0)
+
+    found = problems_of(projection, [], DataAge(), visible=all_namespaces, now=40.0)
+    export_cluster(projection, [], 40.0)
+
+    assert [(problem.severity, problem.text) for problem in found] == [
+        ("warning", "its library is missing: n1")
+    ]
+    lost_at = [
+        REGISTRY.get_sample_value("leasehold_lost_enforcers", {"node": name, "enforcer": enforcer})
+        for name in ("n1", "n2")
+        for enforcer in ("hami-core", "driver")
+    ]
+    assert lost_at == [1.0, None, None, None]
+    projection.update_nodes([], [node_totals(*leases)])
+    assert not problems_of(projection, [], DataAge(), visible=all_namespaces, now=40.0)
+
+
 def test_an_agent_that_is_silent_is_one_problem() -> None:
     """Its node is closed, and its usage unknown, for the same reason."""
     components = ComponentMonitor(0.0)
@@ -264,6 +292,21 @@ def test_a_server_that_replies_late_is_a_problem() -> None:
     export_servers({}, replies_s)
     name = "leasehold_server_reply_seconds"
     assert REGISTRY.get_sample_value(name, {"service": "nats"}) == 3.5
+
+
+def test_usage_that_comes_late_through_a_slow_nats_is_no_problem_of_its_agent() -> None:
+    projection = projected(node_totals(lease("p")))
+
+    def texts(replies_s: dict[str, float]) -> list[str]:
+        slow = slow_servers(replies_s)
+        found = problems_of(projection, slow, DataAge(), visible=all_namespaces, now=40.0)
+        return [problem.text for problem in found]
+
+    assert texts({"redis": 9.0}) == [
+        "Redis is slow: pods are placed late",
+        "Agents report no usage: n1",
+    ]
+    assert texts({"nats": 9.0}) == ["NATS is slow: leases and events arrive late"]
 
 
 def test_a_wrong_clock_of_the_api_is_its_own() -> None:

@@ -1,6 +1,7 @@
 """The doctor on a node: the switches of NVIDIA's runtime, and the processes on devices."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,30 @@ async def test_processes_that_use_a_claim_or_have_ended_are_no_finding(
 
     assert (found.outcome, text in found.text) == (outcome, True)
     assert "71" not in found.text
+
+
+@pytest.mark.parametrize(("read_at", "outcome"), [(99.0, Outcome.OK), (101.0, Outcome.FAIL)])
+async def test_what_was_allocated_after_the_ledger_was_read_is_not_compared(
+    tmp_path: Path, read_at: float, outcome: Outcome
+) -> None:
+    world = monitored(tmp_path)
+    world.add_container(lease_of("p"))
+    (entry,) = world.node.checkpoint.entries
+    entry = replace(entry, allocation=replace(entry.allocation, activated_at=100.0))
+    content = CheckpointFile(node=NODE, entries=(entry,))
+    (tmp_path / "checkpoint.json").write_bytes(msgspec.json.encode(content))
+    argv = ["--node", NODE, "--state-dir", str(tmp_path)]
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
+    probes = NodeProbes(
+        settings,
+        open_gpus(settings),
+        kubernetes=UnavailableError("none"),
+        totals=None,
+        ledger_is_readable=True,
+        read_at=read_at,
+    )
+
+    assert (await probes.checkpoint()).outcome is outcome
 
 
 def leased_by(pod: str) -> LeasedContainer:

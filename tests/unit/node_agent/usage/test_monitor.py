@@ -236,6 +236,16 @@ async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
     assert "leasehold_container_isolation_lost" not in found
 
 
+async def test_an_init_container_is_never_idle(world: MonitorWorld) -> None:
+    world.add_container(lease_of(UID, share(init=True)))
+    await world.monitor.scan()
+
+    found = read(generate_latest(world.monitor).decode())
+
+    assert "leasehold_container_gpus_leased" in found
+    assert "leasehold_container_idle_seconds" not in found
+
+
 async def test_hami_core_39_series_end_with_the_lease(world: MonitorWorld) -> None:
     computing(world)
     await world.monitor.scan()
