@@ -68,15 +68,14 @@ class JoinedRequest:
     reply: "asyncio.Task[BindReply | NoReply | None]" = field(init=False)
     """None if it was not sent, or its reply does not count any more."""
 
-    def has_room(self, leases: Sequence[Lease]) -> bool:
-        return not self.leases or len(self.leases) + len(leases) <= MOST_TOGETHER
+    def takes(self, leases: Sequence[Lease]) -> bool:
+        """Whether there is room, and no other lease of the same pods: a reply is about one."""
+        if self.leases and len(self.leases) + len(leases) > MOST_TOGETHER:
+            return False
+        return all(self.leases.get(lease.pod, lease) == lease for lease in leases)
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Add leases; of two of one pod, the later counts."""
-        for lease in leases:
-            other = self.leases.get(lease.pod)
-            if other is None or other.created_at <= lease.created_at:
-                self.leases[lease.pod] = lease
+        self.leases.update((lease.pod, lease) for lease in leases)
 
 
 @dataclass(slots=True)
@@ -241,7 +240,7 @@ class AgentPresence:
         would be late, and it would keep places for pods that the binder does not bind.
         """
         joined = record.next_request
-        if joined is None or not joined.has_room(leases):
+        if joined is None or not joined.takes(leases):
             joined = record.next_request = JoinedRequest()
             joined.reply = asyncio.create_task(self._send(node, record, joined))
             joined.reply.add_done_callback(_retrieve)

@@ -348,6 +348,16 @@ async def test_one_reply_that_is_missing_cordons_no_node_whatever_waits_for_it(n
     assert near.presence.cordon_changes() == {}
 
 
+async def test_batches_with_different_leases_of_a_pod_share_no_request(near: Near) -> None:
+    near.agents.replies[N1] = BindReply(window_open=False)
+    earlier, later = lease(), lease(version=2, created_at=NOW)
+
+    await asyncio.gather(*(near.presence.deferrals([asked]) for asked in (earlier, later)))
+
+    assert near.agents.requests == 2, "a reply about one says nothing about the other"
+    assert near.agents.bind_requests == [earlier, later]
+
+
 async def ask_while_it_is_slow(
     near: Near, *, batches: int
 ) -> tuple[int, list[dict[PodUid, Deferral]]]:
