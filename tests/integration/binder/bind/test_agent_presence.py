@@ -350,7 +350,8 @@ async def test_one_reply_that_is_missing_cordons_no_node_whatever_waits_for_it(n
 
 async def test_batches_with_different_leases_of_a_pod_share_no_request(near: Near) -> None:
     near.agents.replies[N1] = BindReply(window_open=False)
-    earlier, later = lease(), lease(version=2, created_at=NOW)
+    earlier = lease()
+    later = lease(version=2, created_at=NOW)
 
     await asyncio.gather(*(near.presence.deferrals([asked]) for asked in (earlier, later)))
 
@@ -362,14 +363,18 @@ async def ask_while_it_is_slow(
     near: Near, *, batches: int
 ) -> tuple[int, list[dict[PodUid, Deferral]]]:
     """Return how many requests were sent for batches that ask while the first waits, and more."""
-    slow = asyncio.Event()
-    near.agents.before_reply = slow.wait
+    replies = asyncio.Event()
+
+    async def wait() -> None:
+        await replies.wait()
+
+    near.agents.before_reply = wait
     asking: list[asyncio.Task[dict[PodUid, Deferral]]] = []
     for number in range(batches):
         ask = near.presence.deferrals([lease(f"p{number}")])
         asking.append(asyncio.create_task(ask))
         await until(lambda: near.agents.requests)
-    slow.set()
+    replies.set()
     deferrals = list(await asyncio.gather(*asking))
     return near.agents.requests, deferrals
 
