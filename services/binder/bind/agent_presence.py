@@ -10,7 +10,7 @@ accepted, whatever it replies.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.binder.clients import NodeAgentClient, NoReply
 from shared.ledger.leases import RedisLeases
@@ -39,6 +39,8 @@ turn must not cordon and uncordon the node all the time."""
 REFUSED = "its agent's messages are refused: "
 """Prefix of the reason of such a cordon, by which all binders recognise it."""
 MAX_REQUESTS = 64
+MOST_TOGETHER = 256
+"""Leases of several batches in one request: as many as one batch may have."""
 FORGET_S = 3600.0
 """Records of nodes that were not used for so long are dropped: the nodes may be deleted."""
 PROBE_S = 1.0
@@ -59,6 +61,24 @@ class Deferral:
 
 
 @dataclass(slots=True)
+class JoinedRequest:
+    """A request about the pods of all batches that wait for one agent."""
+
+    leases: dict[PodUid, Lease] = field(default_factory=dict)
+    reply: "asyncio.Task[BindReply | NoReply | None]" = field(init=False)
+    """None if it was not sent, or its reply does not count any more."""
+
+    def takes(self, leases: Sequence[Lease]) -> bool:
+        """Whether there is room, and no other lease of the same pods: a reply is about one."""
+        if self.leases and len(self.leases) + len(leases) > MOST_TOGETHER:
+            return False
+        return all(self.leases.get(lease.pod, lease) == lease for lease in leases)
+
+    def add(self, leases: Iterable[Lease]) -> None:
+        self.leases.update((lease.pod, lease) for lease in leases)
+
+
+@dataclass(slots=True)
 class AgentRecord:
     exists: bool = False
     """It has replied, or should have."""
@@ -75,6 +95,10 @@ class AgentRecord:
     used_at: float = 0.0
     refused_at: float = 0.0
     """When its last message was refused, or this binder read of that."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a request waits for its reply."""
+    next_request: JoinedRequest | None = None
+    """Waits for its turn."""
 
     @property
     def is_refused(self) -> bool:
@@ -194,20 +218,51 @@ class AgentPresence:
         self, node: NodeName, leases: Sequence[Lease]
     ) -> dict[PodUid, Deferral]:
         record = self._record(node)
-        if not record.is_refused and self.clock.ticks() >= record.next_request_at:
-            async with self._requests:
-                reply = await self.agents.request_bind(node, leases)
-            if isinstance(reply, NoReply) and not record.exists:
-                record.exists = reply.has_responder or await self.reported_by_agent(node)
-            if not record.is_refused:  # meanwhile
-                self._record_reply(node, record, reply)
-                if isinstance(reply, BindReply):
-                    return _deferred(reply, leases, cordoned_s=self._cordoned_s(record))
+        if self._may_request(record):
+            reply = await self._request(node, record, leases)
+            if isinstance(reply, BindReply):
+                return _deferred(reply, leases, cordoned_s=self._cordoned_s(record))
         if not record.missed_replies and not record.cordon_reason:
             return {}
         reason = record.cordon_reason or f"the agent of node {node} does not respond"
         deferral = Deferral(reason, cordoned_s=self._cordoned_s(record))
         return dict.fromkeys((lease.pod for lease in leases), deferral)
+
+    def _may_request(self, record: AgentRecord) -> bool:
+        return not record.is_refused and self.clock.ticks() >= record.next_request_at
+
+    async def _request(
+        self, node: NodeName, record: AgentRecord, leases: Sequence[Lease]
+    ) -> BindReply | NoReply | None:
+        """Request together with the other batches that wait until the agent has replied.
+
+        An agent replies to one request after the other: to many at once of a binder, its replies
+        would be late, and it would keep places for pods that the binder does not bind.
+        """
+        joined = record.next_request
+        if joined is None or not joined.takes(leases):
+            joined = record.next_request = JoinedRequest()
+            joined.reply = asyncio.create_task(self._send(node, record, joined))
+            joined.reply.add_done_callback(_retrieve)
+        joined.add(leases)
+        return await asyncio.shield(joined.reply)
+
+    async def _send(
+        self, node: NodeName, record: AgentRecord, joined: JoinedRequest
+    ) -> BindReply | NoReply | None:
+        async with record.turn:
+            if record.next_request is joined:
+                record.next_request = None
+            if not self._may_request(record):  # since the reply before, or for the lack of it
+                return None
+            async with self._requests:
+                reply = await self.agents.request_bind(node, tuple(joined.leases.values()))
+            if isinstance(reply, NoReply) and not record.exists:
+                record.exists = reply.has_responder or await self.reported_by_agent(node)
+            if record.is_refused:  # meanwhile
+                return None
+            self._record_reply(node, record, reply)
+            return reply
 
     def _record_reply(
         self, node: NodeName, record: AgentRecord, reply: BindReply | NoReply
@@ -244,6 +299,12 @@ class AgentPresence:
 
     def _cordoned_s(self, record: AgentRecord) -> float:
         return self.clock.ticks() - record.cordoned_at if record.cordon_reason else 0.0
+
+
+def _retrieve(reply: "asyncio.Task[BindReply | NoReply | None]") -> None:
+    """Retrieve an error for which no batch may wait any more."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 def _deferred(

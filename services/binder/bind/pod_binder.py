@@ -154,11 +154,13 @@ class PodBinder:
         progressed = began
         pause_s = ADMISSION_RETRY_S
         while True:
+            remaining, ended = await self._without_expired(remaining)
             leases = [placement.lease for placement in remaining.values()]
             asked_at = self.clock.ticks()
             deferrals = await self._as_committed(await self.presence.deferrals(leases), leases)
             admitted = [placement for pod, placement in remaining.items() if pod not in deferrals]
             results, reasons = await self._bind_admitted(admitted, asked_at)
+            results += ended
             unresolved += reasons
             now = self.clock.ticks()
             if admitted:
@@ -179,6 +181,24 @@ class PodBinder:
                 f"{len(unresolved)} of {total} bindings are not known yet: {unresolved[0]}"
             )
         return results
+
+    async def _without_expired(
+        self, placements: Mapping[PodUid, PlacementChosen]
+    ) -> tuple[dict[PodUid, PlacementChosen], list[BindingFailed]]:
+        """Leave out pods whose reservations have expired: agents would keep places for them.
+
+        Return the others, and events of pods that have no later lease, either.
+        """
+        now = self.clock.now()
+        late = [pod for pod, chosen in placements.items() if 0 < chosen.lease.expires_at <= now]
+        stored = dict(zip(late, await self.ledger.load(late), strict=True)) if late else {}
+        expired = {
+            pod: lease
+            for pod, lease in stored.items()
+            if lease is None or not _is_of(lease, placements[pod])
+        }
+        left = {pod: chosen for pod, chosen in placements.items() if pod not in expired}
+        return left, _ended(placements[pod] for pod, lease in expired.items() if lease is None)
 
     async def _as_committed(
         self, deferrals: Mapping[PodUid, Deferral], leases: Iterable[Lease]
@@ -278,13 +298,13 @@ class PodBinder:
         """Explain pods that wait; release reservations that their nodes do not admit.
 
         Return the events, and why some still wait. A committed lease stays while its Binding may
-        have been sent. A pod whose lease is now on another node does not wait here. Raises
-        ConflictError if a reservation moved on meanwhile.
+        have been sent. A pod that was placed again does not wait here: what its node replied is
+        about the earlier lease. Raises ConflictError if a reservation moved on meanwhile.
         """
         if not deferrals:
             return [], []
         stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
-        deferred = [lease for lease in stored if lease.node == placements[lease.pod].lease.node]
+        deferred = [lease for lease in stored if _is_of(lease, placements[lease.pod])]
         given_up = [
             *await self._give_up(deferred, deferrals),
             *await self._give_up_unsent(deferred, deferrals),
@@ -342,6 +362,12 @@ class PodBinder:
             if self.clock.now() - lease.created_at >= due_s:
                 explanation = explain_deferred(lease, deferral.reason)
                 self.conditions.repeat(explanation, self.events)
+
+
+def _is_of(lease: Lease, placement: PlacementChosen) -> bool:
+    """Whether a lease as it is now is from the placement's reservation, and no later one."""
+    chosen = placement.lease
+    return (lease.node, lease.created_at) == (chosen.node, chosen.created_at)
 
 
 def _ended(placements: Iterable[PlacementChosen]) -> list[BindingFailed]:

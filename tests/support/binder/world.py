@@ -297,6 +297,8 @@ class FakeAgents(NodeAgentClient):
         self.answers: dict[PodUid, bool] = {}
         self.requested_pods: list[PodUid] = []
         self.requests = 0
+        self.bind_requests: list[Lease] = []
+        """Leases of all requests to bind their pods."""
         self.slices: list[NodeName] = []
         """Nodes whose slices were requested."""
         self.replies: dict[NodeName, BindReply | NoReply] = {}
@@ -326,6 +328,7 @@ class FakeAgents(NodeAgentClient):
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         self.requests += 1
+        self.bind_requests += leases
         await self.before_reply()
         if self.cut_off:
             raise UnavailableError("NATS is away")

@@ -13,6 +13,7 @@ from services.binder.bind.agent_presence import (
     RETRY_S,
     TRUSTED_S,
     AgentPresence,
+    Deferral,
     NodeCordons,
 )
 from services.binder.bind.pod_binder import (
@@ -26,7 +27,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
 from shared.model.leases.lease import LeaseState
-from shared.model.names import NodeName
+from shared.model.names import NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import HANGING, N1, N2, away, no_agents
 from tests.support.binder.world import NOW, FakeAgents, NewWorld, World, chosen, lease, running
@@ -177,6 +178,37 @@ async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(world
     assert [type(event) for event in events] == [BindingFailed]
 
 
+async def test_what_a_node_replies_about_an_earlier_lease_does_not_end_the_pods_present_one(
+    new_world: NewWorld,
+) -> None:
+    present = lease(version=2, created_at=NOW - GIVE_UP_AGE_S)
+    earlier = lease(created_at=NOW - 20)
+    world = await new_world(present)
+    refusals = {earlier.pod: "its share was given to another pod later"}
+    world.agents.replies = {N1: BindReply(window_open=False, refusals=refusals)}
+
+    events = await world.binder.pods.bind_pods(chosen(earlier))
+
+    assert events == [], "the present lease has a placement of its own"
+    assert await world.states() == {"p1": LeaseState.RESERVED}
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["placed again", "not yet"])
+async def test_no_agent_keeps_a_place_for_a_reservation_that_has_expired(
+    new_world: NewWorld, *, again: bool
+) -> None:
+    expired = lease(created_at=NOW - 40, expires_at=NOW - 10)
+    others = [lease("p2", node="n2"), *([lease(version=2)] if again else [])]
+    world = await new_world(*others)
+
+    async with running(world.binder.sender.send_bindings):
+        events = await world.binder.pods.bind_pods(chosen(expired, lease("p2", node="n2")))
+
+    assert [lease.name for lease in world.agents.bind_requests] == ["p2"]
+    assert [name for name, *_ in world.pods.bindings] == ["p2"]
+    assert any(isinstance(event, BindingFailed) for event in events) is not again
+
+
 def next_in_turn(*pods: str) -> BindReply:
     return replace(away(*pods), reason="the kubelet is busy", retry_soon=True)
 
@@ -293,6 +325,58 @@ async def test_an_agent_with_a_closed_window_gets_a_request_each_time(near: Near
         )
 
     assert near.agents.requests == 4, "n1 three times, n2 once"
+
+
+async def test_batches_share_the_next_request_while_an_agent_has_not_replied(near: Near) -> None:
+    near.agents.replies[N1] = next_in_turn("p3")
+
+    requests, deferrals = await ask_while_it_is_slow(near, batches=16)
+
+    assert requests == 2
+    assert [pod for deferred in deferrals for pod in deferred] == [lease("p3").pod]
+
+
+async def test_one_reply_that_is_missing_cordons_no_node_whatever_waits_for_it(near: Near) -> None:
+    near.agents.replies[N1] = HANGING
+
+    requests, deferrals = await ask_while_it_is_slow(near, batches=16)
+
+    assert requests == 1
+    assert [len(deferred) for deferred in deferrals] == [1] * 16, (
+        "each waits until it is tried again"
+    )
+    assert near.presence.cordon_changes() == {}
+
+
+async def test_batches_with_different_leases_of_a_pod_share_no_request(near: Near) -> None:
+    near.agents.replies[N1] = BindReply(window_open=False)
+    earlier = lease()
+    later = lease(version=2, created_at=NOW)
+
+    await asyncio.gather(*(near.presence.deferrals([asked]) for asked in (earlier, later)))
+
+    assert near.agents.requests == 2, "a reply about one says nothing about the other"
+    assert near.agents.bind_requests == [earlier, later]
+
+
+async def ask_while_it_is_slow(
+    near: Near, *, batches: int
+) -> tuple[int, list[dict[PodUid, Deferral]]]:
+    """Return how many requests were sent for batches that ask while the first waits, and more."""
+    replies = asyncio.Event()
+
+    async def wait() -> None:
+        await replies.wait()
+
+    near.agents.before_reply = wait
+    asking: list[asyncio.Task[dict[PodUid, Deferral]]] = []
+    for number in range(batches):
+        ask = near.presence.deferrals([lease(f"p{number}")])
+        asking.append(asyncio.create_task(ask))
+        await until(lambda: near.agents.requests)
+    replies.set()
+    deferrals = list(await asyncio.gather(*asking))
+    return near.agents.requests, deferrals
 
 
 async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request(near: Near) -> None:
