@@ -35,12 +35,7 @@ def choose_mode(
 
     `holders` are the pods and claims that hold parts of GPUs outside MIG mode, None if not known.
     """
-    present = {gpu.uuid for gpu in gpus}
-    known = [
-        device.replicas
-        for device in before
-        if device.uuid in present and device.mode is not DeviceMode.MIG
-    ]
+    known = [device.replicas for device in before if device.mode is not DeviceMode.MIG]
     wanted = config.replicas
     if known and known[0] == wanted:
         return ReplicaMode(replicas=wanted)

@@ -81,6 +81,14 @@ def test_the_mode_in_force_stays_whatever_is_known_of_its_holders() -> None:
         )
 
 
+def test_a_gpu_that_is_not_listed_now_stays_as_it_was_offered_while_it_is_in_use() -> None:
+    waiting = chosen(QUARTERS, offered(None), holders=("ml/a",), gpus=())
+
+    assert waiting.replicas is None
+    assert "ml/a hold" in waiting.problem
+    assert chosen(QUARTERS, offered(None), gpus=()) == ReplicaMode(replicas=QUARTERS)
+
+
 def test_mps_beside_a_gpu_in_mig_mode_is_refused_at_the_node() -> None:
     mig = replace(gpu_of("GPU-m", 1), mig=MigState(enabled=True, pending=True, profiles=()))
 

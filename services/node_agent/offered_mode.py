@@ -1,0 +1,97 @@
+"""How the node's GPUs are offered, by amounts or as replicas: that changes while none is in use."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.gpus import inventory
+from services.node_agent.gpus.inventory import Gpu, SharingConfig
+from services.node_agent.gpus.replica_mode import ReplicaMode, choose_mode
+from services.node_agent.node import Node
+from services.node_agent.records.device_guard import share_holders
+from shared.model.devices.device import Device
+from shared.model.devices.replicas import Replicas
+from shared.model.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+
+class OfferedMode:
+    def __init__(self, node: Node, window: AdmissionWindow) -> None:
+        self.node = node
+        self.window = window
+        self._chosen = ReplicaMode()
+        self._advertised: Replicas | None = None
+        """As which GPUs are advertised; None: by amounts."""
+
+    @property
+    def problem(self) -> str:
+        return self._chosen.problem
+
+    async def choose(
+        self, config: SharingConfig, gpus: Sequence[Gpu], before: Iterable[Device]
+    ) -> SharingConfig:
+        """Return the configuration as it is in force now, by how GPUs were offered `before`.
+
+        The leases are requested before a change: of a lease that is only reserved, as that of a
+        claim is until its allocation is written, nothing has been sent to the agent.
+        """
+        devices = tuple(before)
+        mode = self._choose(config, gpus, devices, self._share_holders())
+        if self._is_change(mode.replicas):
+            mode = self._choose(config, gpus, devices, await self._holders_in_ledger())
+        if mode.problem and mode.problem != self._chosen.problem:
+            logger.warning(mode.problem)
+            self.node.config_errors.append(mode.problem)
+            self.node.report_due.set()
+        self._chosen = mode
+        return self.in_force(config)
+
+    def in_force(self, config: SharingConfig) -> SharingConfig:
+        return replace(config, replicas=self._chosen.replicas)
+
+    def may_advertise(self, replicas: Replicas | None) -> bool:
+        """Return whether GPUs may be advertised like that from now on.
+
+        They may not if a pod has been admitted since that was chosen.
+        """
+        if self._is_change(replicas) and self._share_holders() != set():
+            self._chosen = ReplicaMode(replicas=self._advertised)
+            return False
+        self._advertised = replicas
+        return True
+
+    def _choose(
+        self,
+        config: SharingConfig,
+        gpus: Sequence[Gpu],
+        before: Sequence[Device],
+        holders: set[str] | None,
+    ) -> ReplicaMode:
+        return choose_mode(
+            config,
+            inventory.visible_gpus(gpus, config),
+            before,
+            holders=holders,
+            missing_mps=lambda gpu: self.node.enforcers.missing("mps", gpu, config),
+        )
+
+    def _is_change(self, replicas: Replicas | None) -> bool:
+        return bool(self.node.devices) and replicas != self._advertised
+
+    async def _holders_in_ledger(self) -> set[str] | None:
+        try:
+            await self.node.lease_sync.sync()
+        except UnavailableError:
+            return None
+        return self._share_holders()
+
+    def _share_holders(self) -> set[str] | None:
+        """Return who holds parts of GPUs, or has been admitted to them; None if not known."""
+        checkpoint = self.node.checkpoint
+        leases = self.node.leases
+        if not leases.synced or checkpoint.lost:
+            return None
+        admitted = self.window.in_flight().values()
+        return share_holders(checkpoint.entries, (*leases.leases.values(), *admitted))
