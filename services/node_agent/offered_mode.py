@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.gpus.replica_mode import ReplicaMode, choose_mode
 from services.node_agent.node import Node
 from services.node_agent.records.device_guard import share_holders
 from shared.model.devices.device import Device
-from shared.model.devices.replicas import Replicas
+from shared.model.devices.replicas import Replicas, is_replica
 from shared.model.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class OfferedMode:
 
         They may not if a pod has been admitted since that was chosen.
         """
-        if self._is_change(replicas) and self._share_holders() != set():
+        fits = self._share_holders() == set() or (replicas is None and self._has_only_amounts())
+        if self._is_change(replicas) and not fits:
             self._chosen = ReplicaMode(replicas=self._advertised)
             return False
         self._advertised = replicas
@@ -74,6 +76,7 @@ class OfferedMode:
             inventory.visible_gpus(gpus, config),
             before,
             holders=holders,
+            only_amounts=self._has_only_amounts(),
             missing_mps=lambda gpu: self.node.enforcers.missing("mps", gpu, config),
         )
 
@@ -86,6 +89,20 @@ class OfferedMode:
         except UnavailableError:
             return None
         return self._share_holders()
+
+    def _has_only_amounts(self) -> bool:
+        """Return whether containers or bound leases have amounts, and none has a replica."""
+        bound = (
+            lease for lease in self.node.leases.leases.values() if lease.state in HONOURED_STATES
+        )
+        given = (entry.lease for entry in self.node.checkpoint.entries)
+        modes = {
+            is_replica(share.mode)
+            for lease in (*bound, *given, *self.window.in_flight().values())
+            for share in lease.shares
+            if share.mig is None
+        }
+        return modes == {False}
 
     def _share_holders(self) -> set[str] | None:
         """Return who holds parts of GPUs, or has been admitted to them; None if not known."""

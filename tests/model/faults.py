@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.replicas import Replicas, Strategy
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from tests.model.hostile import HostileAgent
@@ -15,6 +16,7 @@ from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Replica, Service
 from tests.model.users import nodes, numbers, positions
 from tests.model.world import MIG_LAYOUTS, NODES, Message
+from tests.support.build import TRIGGER
 
 
 class LeaseProtocol(HostileAgent):
@@ -322,6 +324,18 @@ class LeaseProtocol(HostileAgent):
         machine.kubelet.stop_users(device)
         machine.driver.reset(device)
         machine.limit_driver.lose(device)
+
+    @rule(
+        always=True,
+        apart=True,
+        node=nodes,
+        number=any_of(0, 2, 3, 4),
+        strategy=any_of("time-slicing", "mps"),
+    )
+    def configure_replicas(self, node: NodeName, number: int, strategy: Strategy) -> None:
+        """Change the configuration of NVIDIA's plugin: devices are replicas, or have amounts."""
+        wanted = Replicas(number=number, strategy=strategy, resource=TRIGGER) if number else None
+        self.world.nodes[node].replicas = wanted
 
     @rule(node=nodes, weight=0.5)
     def change_mode(self, node: NodeName) -> None:

@@ -21,6 +21,7 @@ from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
 from tests.support.binder.node_binder import post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.node_agent.claims import claim_lease, pod_and_claim, serving_claims
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -236,6 +237,26 @@ async def test_gpus_do_not_change_while_the_ledger_cannot_be_read(
 
         assert cluster.node.amount(GPU) == "10"
         assert "is not known yet" in agent.watcher.mode.problem
+
+
+async def test_a_claims_lease_that_was_on_its_way_gets_its_share_and_gpus_change_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger had not read of the change when it leased the claim."""
+    async with serving_claims("1xT4") as (cluster, agent):
+        await reconfigure(agent, monkeypatch)
+        await until(lambda: cluster.node.amount(GPU) == "4")
+        _, claim = pod_and_claim(cluster)
+        lease = cluster.ledger.grant(claim_lease(claim))
+        await cluster.node.phase("one", "Running")
+        amount = cluster.node.amount(GPU)
+        refused = cluster.refused
+        await cluster.delete_pod("one")
+        await cluster.release(lease)
+        await until(lambda: cluster.node.amount(GPU) == "4")
+
+    assert amount == "10"
+    assert not refused
 
 
 @pytest.mark.parametrize("gpus", ["1xT4", "1xT4+1xA100-40GB:mig"])
