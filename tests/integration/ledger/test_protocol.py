@@ -298,7 +298,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("agents refuse what they cannot see", UNSEEN_LEASE, "P8"),
         ("only listed pods count", OLD_LIST, "P8"),
         ("devices in use become replicas", REPLICAS_IN_USE, "S1"),
-        ("leases are not read before devices become replicas", REPLICAS_UNREAD, "P8"),
+        ("leases are not read before devices become replicas", REPLICAS_UNREAD, "S1"),
         ("leases shrink before limits", SHRINK, "S7"),
         ("positions do not matter", ONE_POSITION, "S2"),
         ("layouts do not matter", TWO_LAYOUTS, "S1"),
@@ -427,7 +427,7 @@ def test_words_28_devices_become_replicas_for_pods_of_numbers_and_have_amounts_a
 
     assert not run.failure
     assert run.figures[f"replicas given by {strategy}"] >= 2
-    assert run.figures["devices offered by amounts"] > 2
+    assert run.figures["devices offered by amounts"] == 1
 
 
 LOST_CHECKPOINTS = tuple(do.kill(which="checkpoint", number=n) for n in (0, 1))
