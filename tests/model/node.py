@@ -193,7 +193,7 @@ class Agent:
     async def probe(self, *, config: SharingConfig) -> None:
         """Look at the devices; the kubelet sees those that are only suspect as healthy."""
         node = self.node
-        present = node.devices
+        in_machine = node.devices
         probed = node.driver.probe(self.began_s)
         self.health.update(probed, node.driver.unreadable)
         await self.known.enforcers.find_out(probed)
@@ -207,7 +207,7 @@ class Agent:
                 fault=fault,
                 offer=offers.get(device.uuid, device.offer),
             )
-            for device in present
+            for device in in_machine
             for fault in [self.health.faults.get(device.uuid, "")]
         )
         devices = self.known.enforcers.offered(devices, probed, config)
@@ -215,7 +215,7 @@ class Agent:
         if snapshot is None or devices != self.known.devices:
             if snapshot is not None and _modes(devices) != _modes(self.known.devices):
                 await node.clock.sleep(ADVERTISING_S)
-            if present is not node.devices or not self.mode.may_advertise(config.replicas):
+            if in_machine is not node.devices or not self.mode.may_advertise(config.replicas):
                 return
             present = {gpu.uuid for gpu in probed}
             served = self.health.as_served(devices)

@@ -29,7 +29,7 @@ FIRST_SEEDS = {
     "gone pods are placed": 31,
     "devices with shares move": 7,
     "nodes take idle devices": 91,
-    "fences of any height count": 25,
+    "fences of any height count": 30,
     "leases of other nodes are activated": 108,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
