@@ -358,9 +358,9 @@ class Node:
         self.reported_at = 0.0
         self.agent = Agent(self)
         await self.agent.checkpoint.load()
-        await self.agent.probe(config=self.sharing)
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
+        await self.agent.probe(config=self.sharing)
         self.tasks.append(asyncio.create_task(self.agent.sync_first()))
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
         self.tasks.append(asyncio.create_task(self.agent.report_when_due()))
