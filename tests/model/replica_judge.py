@@ -78,10 +78,11 @@ class ReplicaJudge:
     def _wrong_lease(self, lease: RawLease) -> Iterator[str]:
         """Yield shares that their device, as it is offered, does not have.
 
-        A claim may be leased until the ledger has read of a change; its agent refuses it then.
+        The lease of a pod counts from its Binding on, and that of a claim once its agent has given
+        it out: before that they refuse what the ledger leased while it had not read of a change.
         """
-        is_claim = self.world.claims.find(PodUid(lease.pod)) is not None
-        if lease.state not in ({"active"} if is_claim else HELD):
+        pod = self.world.api.find(PodUid(lease.pod))
+        if lease.state != "active" and not (pod is not None and pod.node and lease.state in HELD):
             return
         devices = self._devices(NodeName(lease.node))
         for share in lease.shares:
