@@ -14,11 +14,11 @@ from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.driver import GpuDiscovery
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
-from services.node_agent.gpus.replica_mode import ReplicaMode, choose_mode
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
+from services.node_agent.offered_mode import OfferedMode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
-from services.node_agent.records.device_guard import held_slots, share_holders
+from services.node_agent.records.device_guard import held_slots
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
@@ -26,7 +26,6 @@ from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Dialect
 from shared.model.clock import until_tick
 from shared.model.devices.device import Device, UnreadDevice
-from shared.model.devices.replicas import Replicas
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -61,9 +60,7 @@ class DeviceWatcher:
         self.views = views
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
-        self._mode = ReplicaMode()
-        self._offered: Replicas | None = None
-        """As which GPUs are advertised; None: by amounts."""
+        self.mode = OfferedMode(node, window)
         self._remembered: tuple[Device, ...] | None = None
         self._responding: AbstractSet[DeviceUuid] = frozenset()
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
@@ -123,7 +120,7 @@ class DeviceWatcher:
         if snapshot is not None and snapshot.devices:
             before = self.node.devices
             present = snapshot.devices.keys() - snapshot.absent
-            config = replace(config, replicas=self._mode.replicas)
+            config = self.mode.in_force(config)
             devices = inventory.devices_of((), config, before, self.health.faults)
             await self._advertise(devices, config, self.node.software, present)
 
@@ -136,15 +133,7 @@ class DeviceWatcher:
         held = None  # is not known
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())
-        mode = choose_mode(
-            config,
-            inventory.visible_gpus(gpus, config),
-            before,
-            holders=self._share_holders(),
-            missing_mps=lambda gpu: self.node.enforcers.missing("mps", gpu, config),
-        )
-        self._note_mode(mode)
-        config = replace(config, replicas=self._mode.replicas)
+        config = await self.mode.choose(config, gpus, before)
         devices = inventory.devices_of(gpus, config, before, self.health.faults, held)
         devices = self.node.enforcers.offered(devices, gpus, config)
         removed = {device.uuid for device in before}.difference(device.uuid for device in devices)
@@ -158,28 +147,11 @@ class DeviceWatcher:
         self._warnings = warnings
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
 
-    def _share_holders(self) -> set[str] | None:
-        """Return who holds parts of GPUs, or has been admitted to them; None if not known."""
-        checkpoint = self.node.checkpoint
-        leases = self.node.leases
-        if not leases.synced or checkpoint.lost:
-            return None
-        admitted = self.window.in_flight().values()
-        return share_holders(checkpoint.entries, (*leases.leases.values(), *admitted))
-
     def _note_responding(self, responding: AbstractSet[DeviceUuid]) -> None:
         """Have limits read back if a GPU responds again: its driver may have been loaded anew."""
         if responding - self._responding:
             self.node.audit_due.set()
         self._responding = responding
-
-    def _note_mode(self, mode: ReplicaMode) -> None:
-        """Report a change: the condition of the node says what is in the way meanwhile."""
-        if mode.problem and mode.problem != self._mode.problem:
-            logger.warning(mode.problem)
-            self.node.config_errors.append(mode.problem)
-            self.node.report_due.set()
-        self._mode = mode
 
     def _note_unread(self, unread: tuple[UnreadDevice, ...]) -> None:
         for gpu in unread:
@@ -197,7 +169,7 @@ class DeviceWatcher:
         present: AbstractSet[DeviceUuid],
     ) -> None:
         served = self.health.as_served(devices)
-        problem = self._mode.problem
+        problem = self.mode.problem
         now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies, problem)
         snapshot_before = self.node.snapshot
         if snapshot_before is not None and now == (
@@ -209,11 +181,8 @@ class DeviceWatcher:
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
         )
-        is_new_mode = bool(self.node.devices) and config.replicas != self._offered
-        if is_new_mode and self._share_holders() != set():  # a pod has been admitted meanwhile
-            self._mode = ReplicaMode(replicas=self._offered)
+        if not self.mode.may_advertise(config.replicas):
             return
-        self._offered = config.replicas
         shown = replace(shown, sharing_problem=problem)
         self._served = served
         snapshot = NodeSnapshot(

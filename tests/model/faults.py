@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.replicas import Replicas, Strategy
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from tests.model.hostile import HostileAgent
@@ -15,6 +16,7 @@ from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Replica, Service
 from tests.model.users import nodes, numbers, positions
 from tests.model.world import MIG_LAYOUTS, NODES, Message
+from tests.support.build import TRIGGER
 
 
 class LeaseProtocol(HostileAgent):
@@ -322,6 +324,35 @@ class LeaseProtocol(HostileAgent):
         machine.kubelet.stop_users(device)
         machine.driver.reset(device)
         machine.limit_driver.lose(device)
+
+    @rule(
+        always=True,
+        apart=True,
+        node=nodes,
+        number=any_of(0, 2, 3, 4),
+        strategy=any_of("time-slicing", "mps"),
+        rounds=any_of(0, 0, 2, 3),
+    )
+    def configure_replicas(
+        self, node: NodeName, number: int, strategy: Strategy, rounds: int = 0
+    ) -> None:
+        """Change the configuration of NVIDIA's plugin: devices are replicas, or have amounts.
+
+        With some rounds the node's pods and claims are ended, as an operator does, and pods that
+        request a number come after these rounds.
+        """
+        wanted = Replicas(number=number, strategy=strategy, resource=TRIGGER) if number else None
+        self.world.nodes[node].replicas = wanted
+        for pod in list(self.world.api.pods.values()) if rounds else ():
+            if pod.node == node:
+                self.world.api.delete(pod.name, force=False)
+        for claim in self.used_claims() if rounds else ():
+            while claim.node == node and claim.consumers:
+                self.world.claims.remove_consumer(claim)
+        for _ in range(rounds):
+            self.world.work()
+        if rounds and self.free_names():
+            self.create_number_pods(count=3, run_s=60)
 
     @rule(node=nodes, weight=0.5)
     def change_mode(self, node: NodeName) -> None:

@@ -25,6 +25,7 @@ from tests.model.limit_judge import LimitJudge
 from tests.model.mig import LAYOUTS, parse_instance
 from tests.model.node import Node
 from tests.model.preemption_judge import PreemptionJudge
+from tests.model.replica_judge import ReplicaJudge
 from tests.model.seen import (
     HARDWARE,
     claim_seen,
@@ -73,6 +74,7 @@ class Judge(Watches):
         self.starts = StartJudge(world, figures)
         self.preemptions = PreemptionJudge(world, figures)
         self.limits = LimitJudge(world)
+        self.replicas = ReplicaJudge(world, figures)
         self.history = History(lost_samples=1)
         self.grants_seen = 0
         self.calls = -1
@@ -129,6 +131,7 @@ class Judge(Watches):
             *self.starts.look(ledger, self.history),
             *self.preemptions.look(ledger, is_clock_wrong=self.clock_jumped),
             *self.limits.look(ledger, list(running_records(self.world))),
+            *self.replicas.look(ledger),
         ):
             self.world.fail(problem)
         self.history.saw_ledger(ledger)
@@ -184,6 +187,7 @@ class Judge(Watches):
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
         world = self.world
+        self.replicas.note_given(record)
         grant = grant_of(self.world.nodes[node], record)
         lease = self.read_ledger().leases.get(grant.pod)
         self._check_checkpoint(node, grant.pod)
@@ -256,6 +260,7 @@ class Judge(Watches):
 
         Nor does it for a pod that has ended, or after it admitted the pod to a closed device.
         """
+        self.replicas.check_refused(node, pod, reason)
         cause = self._cause_of(pod, reason)
         self.refused[node, cause] += 1
         if cause and self.refused[node, cause] > 1:
@@ -509,7 +514,7 @@ class Judge(Watches):
             uid=pod.uid,
             name=pod.name,
             created_at=pod.created_at,
-            want=want_of(pod.request),
+            want=want_of(pod.request, copy["copied_mib"]),
             node=pod.node or "",
             phase=pod.phase,
             max_run_s=pod.request.term.max_run_s,

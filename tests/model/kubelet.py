@@ -21,6 +21,7 @@ from services.node_agent.kubelet.pods import (
 from services.node_agent.memory_limits.hook_server import ContainerState, HookCall
 from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.errors import parse_error
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import LeaseHolder
 from shared.model.leases.lease_copy import lease_outline
@@ -63,6 +64,8 @@ class KubeletRecord:
     """Of the claim's allocation."""
     device: str = ""
     """The UUID of the device that its container was given a part of."""
+    replicas: Replicas | None = None
+    """As which that device was offered, or None for amounts."""
     used_mib: int = 0
     uncounted: bool = False
     """The library does not count what it uses; the driver does."""
@@ -281,6 +284,7 @@ class Kubelet:
             return
         named = {device_name(device.uuid): device.uuid for device in self.node.devices}
         record.device = named[devices[0].device_name]
+        record.replicas = self._offered(record.device)
         record.hooked = qualified_limits(claim.uid, REQUEST) in devices[0].cdi_device_ids
         if await self._create(record, REQUEST) and self.claims.get(claim.uid) is record:
             record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
@@ -434,6 +438,9 @@ class Kubelet:
         claims = (claim for claim in self.node.claims.stored.values() if claim.node)
         return {PodUid(uid) for claim in claims for uid in claim.consumers}
 
+    def _offered(self, device: str) -> Replicas | None:
+        return self.node.agent.known.require_snapshot().devices[DeviceUuid(device)].replicas
+
     def used_mib(self, device: DeviceUuid, pod: str) -> int:
         record = self.records.get(PodUid(pod)) or self.left.get(PodUid(pod))
         return record.used_mib if record is not None and record.device == device else 0
@@ -460,6 +467,7 @@ class Kubelet:
             visible = setup.environment[VISIBLE]
             instance = parse_instance(visible)
             record.device = instance.device if instance else visible
+            record.replicas = self._offered(record.device)
             record.hooked = qualified_limits(record.pod.uid, CONTAINER) in setup.cdi_devices
             await self._start(record)
 

@@ -75,6 +75,7 @@ class Machine:
             service.link.restore()
         for node in world.nodes.values():
             self.end_faults(node)
+        self.end_numbers()
         while self.server.late_calls:
             self.server.run_late_call()
         world.api.answer_all()
@@ -106,6 +107,7 @@ class Machine:
         self.work_until(lambda: not (self.judge.starts.promises or self.judge.history.owed))
 
     def end_faults(self, node: Node) -> None:
+        node.replicas = None
         node.silent = False
         node.loses_reply = False
         node.driver.fault = ""
@@ -121,6 +123,12 @@ class Machine:
             self.world.api.add_node(node.name)
         if node.limit_driver.is_old and self.needs_driver(node):
             node.reboot(other_driver=True)
+
+    def end_numbers(self) -> None:
+        """Delete the pods that request a number: devices have amounts again once none is in use."""
+        for pod in list(self.world.api.pods.values()):
+            if pod.request.containers[0].number_of:
+                self.world.api.delete(pod.name, force=False)
 
     def needs_driver(self, node: Node) -> bool:
         """Whether pods wait for a driver that limits memory, or the node's cannot start again."""

@@ -14,6 +14,7 @@ from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
 from services.node_agent.enforcers.mig import Mig
+from services.node_agent.enforcers.mps import OFF, Mps
 from services.node_agent.enforcers.table import Enforcers
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.gpus.memory_limits import (
@@ -268,8 +269,26 @@ class ModelHamiCore(HamiCore):
         """Return None: nothing else changes them."""
 
 
+class ModelMps(Mps):
+    """MPS, which is there for replicas only: what it was told for a container holds."""
+
+    def missing(self, gpu: Gpu, sharing: SharingConfig) -> str:
+        by_mps = sharing.replicas is not None and sharing.replicas.strategy == "mps"
+        return "" if by_mps else OFF
+
+    async def prepare(self, entry: CheckpointEntry, *, starting: bool, new: bool) -> None:
+        """There is no daemon."""
+
+    async def read_back(self, entry: CheckpointEntry) -> None:
+        """Return None: nothing else changes them."""
+
+    async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
+        """There is no daemon."""
+
+
 def model_enforcers(node: "Node", files: Any, limits: ContainerLimits) -> Enforcers:
-    return Enforcers((Exclusive(), Mig(), DriverLimits(limits), ModelHamiCore(node, files)))
+    library = ModelHamiCore(node, files)
+    return Enforcers((Exclusive(), Mig(), DriverLimits(limits), ModelMps(), library))
 
 
 def make_cgroups(node: "Node") -> None:

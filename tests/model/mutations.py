@@ -145,6 +145,14 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then",
         "if false then",
     ),
+    "devices in use become replicas": (
+        "services.node_agent.offered_mode.share_holders",
+        lambda *_: set(),
+    ),
+    "leases are not read before devices become replicas": (
+        "services.node_agent.offered_mode.OfferedMode._holders_in_ledger",
+        _nothing,
+    ),
     "demands of enforcers do not matter": (
         "shared.model.devices.enforcers.Offer.holding",
         _without_demand,

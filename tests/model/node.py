@@ -16,11 +16,12 @@ from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.enforcers.limit_audit import LimitAudit
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.inventory import SharingConfig
+from services.node_agent.gpus.inventory import SharingConfig, as_offered
 from services.node_agent.gpus.memory_limits import Accounting
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.memory_limits.container_limits import limited_shares
 from services.node_agent.node import Node as AgentNode
+from services.node_agent.offered_mode import OfferedMode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.reconcile.leftovers import Leftovers
@@ -34,7 +35,8 @@ from services.node_agent.service import LEASE_SYNC_RETRY_S
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
-from shared.model.devices.device import Device
+from shared.model.devices.device import Device, DeviceMode
+from shared.model.devices.replicas import Replicas
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
@@ -61,6 +63,8 @@ from tests.support.build import TRIGGER
 RESTARTED_S = 1.0
 """The runtime restarts a loop that has raised after about this time."""
 HEALTH = HealthPolicy(first_backoff_s=5.0, max_backoff_s=10.0)
+ADVERTISING_S = 0.5
+"""An agent takes so long from the choice of another mode until it advertises the devices in it."""
 PATHS = Paths(library="/lib", preload="/preload", containers="/containers")
 
 
@@ -173,6 +177,7 @@ class Agent:
         )
         self.began_s = node.clock.ticks()
         self.window = AdmissionWindow(self.known)
+        self.mode = OfferedMode(self.known, self.window)
         self.mig = LayoutReconciler(
             self.known, self.pods, node.partitioner.instances, node.partitioner
         )
@@ -185,37 +190,45 @@ class Agent:
         self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
         self.limits = ModelLimits(node, self)
 
-    async def probe(self) -> None:
+    async def probe(self, *, config: SharingConfig) -> None:
         """Look at the devices; the kubelet sees those that are only suspect as healthy."""
         node = self.node
+        in_machine = node.devices
         probed = node.driver.probe(self.began_s)
         self.health.update(probed, node.driver.unreadable)
         await self.known.enforcers.find_out(probed)
-        before = {device.uuid: device.offer for device in self.known.devices}
+        before = self.known.devices or self.checkpoint.devices
+        config = await self.mode.choose(config, probed, before)
+        offers = {device.uuid: device.offer for device in self.known.devices}
         devices = tuple(
             replace(
-                device,
+                as_offered(device, config),
                 healthy=not fault,
                 fault=fault,
-                offer=before.get(device.uuid, device.offer),
+                offer=offers.get(device.uuid, device.offer),
             )
-            for device in node.devices
+            for device in in_machine
             for fault in [self.health.faults.get(device.uuid, "")]
         )
-        devices = self.known.enforcers.offered(devices, probed, SharingConfig())
+        devices = self.known.enforcers.offered(devices, probed, config)
         snapshot = self.known.snapshot
         if snapshot is None or devices != self.known.devices:
+            if snapshot is not None and _modes(devices) != _modes(self.known.devices):
+                await node.clock.sleep(ADVERTISING_S)
+            if in_machine is not node.devices or not self.mode.may_advertise(config.replicas):
+                return
             present = {gpu.uuid for gpu in probed}
             served = self.health.as_served(devices)
             self.known.snapshot = _snapshot(node.name, devices, served, present)
             self.known.report_due.set()
             for notify in self.known.on_devices:
                 notify()
+        await self.checkpoint.record_devices(devices)
 
     async def probe_again(self) -> None:
         while True:
             await self.node.clock.sleep(PROBE_S)
-            await self.probe()
+            await self.probe(config=self.node.sharing)
 
     async def audit_limits(self) -> None:
         """Audit as the runtime does, which restarts what raises."""
@@ -299,6 +312,8 @@ class Node:
     limit_client: LimitClient = field(init=False)
     hook_program: ModelProgram = field(init=False)
     agent: Agent = field(init=False)
+    replicas: Replicas | None = None
+    """As which the configuration of NVIDIA's plugin has its devices, or None for amounts."""
     silent: bool = False
     """The agent answers no request of binders, and they answer none of its."""
     was_silent: bool = False
@@ -328,6 +343,10 @@ class Node:
         self.limit_client = LimitClient(self.partitioner)
         self.hook_program = ModelProgram(self)
 
+    @property
+    def sharing(self) -> SharingConfig:
+        return SharingConfig(replicas=self.replicas)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that a restart of the agent interrupts."""
         self.tasks = [*(task for task in self.tasks if not task.done())]
@@ -339,9 +358,9 @@ class Node:
         self.reported_at = 0.0
         self.agent = Agent(self)
         await self.agent.checkpoint.load()
-        await self.agent.probe()
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
+        await self.agent.probe(config=self.sharing)
         self.tasks.append(asyncio.create_task(self.agent.sync_first()))
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
         self.tasks.append(asyncio.create_task(self.agent.report_when_due()))
@@ -364,7 +383,9 @@ class Node:
         self.devices = devices
         self.agent.mig.profiles = self.driver.profiles()
         self.agent.health.forget(changed)
-        self.clock.loop.run_until_complete(self.agent.probe())
+        [in_force] = _modes(self.agent.known.devices) or {None}
+        config = SharingConfig(replicas=in_force)
+        self.clock.loop.run_until_complete(self.agent.probe(config=config))
         self.report()
 
     def reboot(self, *, other_driver: bool = False) -> None:
@@ -424,6 +445,10 @@ class Node:
                 )
             ]
         )
+
+
+def _modes(devices: Sequence[Device]) -> set[Replicas | None]:
+    return {device.replicas for device in devices if device.mode is not DeviceMode.MIG}
 
 
 def _snapshot(

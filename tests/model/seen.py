@@ -1,6 +1,6 @@
 """What the checks of `tests/proof` see of the model: its hardware, pods, claims and containers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shared.model.devices.device import DeviceMode
@@ -44,6 +44,10 @@ def grant_of(node: Node, record: KubeletRecord) -> Grant:
         unlimited = HARDWARE.cores if whole else 0
         about["cores"] = int((record.given or {}).get("CUDA_DEVICE_SM_LIMIT", unlimited))
         mib = node.limit_mib(record)
+        if record.replicas is not None:
+            about["cores"] = record.replicas.cores_percent
+            mib = record.replicas.memory_mib(DEVICE_MIB)
+            whole = False
         return Grant(**about, device=record.visible, mib=mib, exclusive=whole)
     return Grant(
         **about,
@@ -54,9 +58,12 @@ def grant_of(node: Node, record: KubeletRecord) -> Grant:
     )
 
 
-def want_of(request: PodRequest) -> Want:
+def want_of(request: PodRequest, leased_mib: Sequence[int] = ()) -> Want:
+    """Return what a pod wants; one with a replica has so many MiB, and as many percent of cores."""
     needed = request.containers[0]
     only_mig = request.selection.mode == DeviceMode.MIG
+    if needed.number_of and leased_mib and leased_mib[0] < HARDWARE.mib:
+        return Want(mib=leased_mib[0], cores=leased_mib[0])
     if needed.whole:
         return Want(mib=HARDWARE.mib, cores=HARDWARE.cores, exclusive=True)
     return Want(

@@ -14,7 +14,7 @@ from tests.model.node import Node
 from tests.model.rules import any_of, rule, several, together
 from tests.model.volumes import WITH_CLAIM
 from tests.model.world import DEVICE_MIB, NODES, Message
-from tests.support.build import gpu, request
+from tests.support.build import TRIGGER, gpu, request
 
 DEMANDS = (
     HeldBy(memory="driver"),
@@ -81,6 +81,19 @@ class Users(Machine):
     def create_whole_pod(self, run_s: int | None = None) -> None:
         wanted = request(gpu(whole=True), term=Term(max_run_s=run_s))
         self.world.api.create(self.free_names()[0], wanted)
+
+    @rule(
+        lambda self: self.free_names(),
+        always=True,
+        apart=True,
+        count=any_of(1, 2, 3),
+        run_s=any_of(5, 60, 60),
+    )
+    def create_number_pods(self, count: int, run_s: int) -> None:
+        """Create pods that request a number: they get a whole device, or a replica."""
+        wanted = request(gpu(whole=True, number_of=TRIGGER), term=Term(max_run_s=run_s))
+        for name in self.free_names()[:count]:
+            self.world.api.create(name, wanted)
 
     @rule(
         lambda self: self.free_names(),

@@ -344,15 +344,7 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
                 f"device {share.device} is in {device.mode} mode, and the lease is for "
                 f"{'an instance' if share.mig else 'a part'} of it"
             )
-        if (device.replicas.mode if device.replicas else None) != (
-            share.mode if is_replica(share.mode) else None
-        ):
-            offered = device.replicas
-            raise DeviceMismatchError(
-                f"device {share.device} is offered "
-                f"{f'as replicas by {offered.strategy}' if offered else 'by amounts'}, and the "
-                f"lease is for a share in mode {share.mode}: its node's configuration has changed"
-            )
+        _check_replica(share, device)
         strict = device.isolation is Isolation.STRICT
         if strict and share.mig is None and share.sharing is not SharingPolicy.EXCLUSIVE:
             raise DeviceMismatchError(
@@ -382,6 +374,24 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
                 f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "
                 "limit a container would have all of it"
             )
+
+
+def _check_replica(share: Share, device: Device) -> None:
+    """Raise DeviceMismatchError if a replica is not as the device is offered, or an amount."""
+    leased = share.mode if is_replica(share.mode) else None
+    replicas = device.replicas
+    offered = "by amounts"
+    if replicas is None and leased is None:
+        return
+    if replicas is not None:
+        memory_mib = replicas.memory_mib(device.memory_mib)
+        if (leased, share.memory_mib) == (replicas.mode, memory_mib):
+            return
+        offered = f"as replicas by {replicas.strategy} of {memory_mib} MiB each"
+    raise DeviceMismatchError(
+        f"device {share.device} is offered {offered}, and the lease is for {share.memory_mib} MiB "
+        f"in mode {share.mode}: its node's configuration has changed"
+    )
 
 
 def _counted(counts: Mapping[DeviceUuid | None, int]) -> str:

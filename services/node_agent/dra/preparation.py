@@ -184,6 +184,7 @@ class ClaimPreparation:
         def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
             return claim_entry(lease, request, snapshot)
 
+        await self._wait_for_amounts(lease, until)
         await self.grants.give(
             lease,
             request,
@@ -193,6 +194,16 @@ class ClaimPreparation:
             room_s=FULL_DEVICE_S,
             until=until,
         )
+
+    async def _wait_for_amounts(self, lease: Lease, until: float) -> None:
+        """Wait for GPUs that became replicas meanwhile: this lease lets them have amounts again."""
+        clock = self.node.clock
+        until = min(until, clock.ticks() + FULL_DEVICE_S)
+        leased = {share.device for share in lease.shares}
+        while clock.ticks() < until and any(
+            device.replicas is not None and device.uuid in leased for device in self.node.devices
+        ):
+            await clock.sleep(LOOK_S)
 
     async def _lease(self, claim: LeaseHolder, generation: str, until: float) -> Lease:
         missing = ""

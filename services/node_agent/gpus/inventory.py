@@ -165,7 +165,7 @@ def devices_of(
         removed = _removed(device, sharing, places)
         if removed is None or held is None or device.uuid in held:
             fault = str(removed) if removed else faults.get(device.uuid, str(NOT_LISTED))
-            lost[device.uuid] = _as_offered(replace(device, healthy=False, fault=fault), sharing)
+            lost[device.uuid] = as_offered(replace(device, healthy=False, fault=fault), sharing)
     return tuple(sorted((lost | offered).values(), key=lambda device: (device.index, device.uuid)))
 
 
@@ -256,10 +256,10 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         isolation=sharing.isolation,
         power_limit_w=gpu.power_limit_w,
     )
-    return _as_offered(device, sharing)
+    return as_offered(device, sharing)
 
 
-def _as_offered(device: Device, sharing: SharingConfig) -> Device:
+def as_offered(device: Device, sharing: SharingConfig) -> Device:
     """Return a device outside MIG mode as replicas or by amounts, as GPUs of the node are now."""
     if device.mode is DeviceMode.MIG or device.replicas == sharing.replicas:
         return device

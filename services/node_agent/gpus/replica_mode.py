@@ -29,24 +29,23 @@ def choose_mode(
     before: Iterable[Device],
     *,
     holders: Collection[str] | None,
+    only_amounts: bool,
     missing_mps: Callable[[Gpu], str],
 ) -> ReplicaMode:
     """Return how GPUs are offered, by how they were offered `before`.
 
     `holders` are the pods and claims that hold parts of GPUs outside MIG mode, None if not known.
+    With `only_amounts`, some hold amounts and none a replica: then GPUs are offered by amounts,
+    also if the agent has lost its records of that, or if it reads of a lease after a change.
     """
-    present = {gpu.uuid for gpu in gpus}
-    known = [
-        device.replicas
-        for device in before
-        if device.uuid in present and device.mode is not DeviceMode.MIG
-    ]
+    known = [device.replicas for device in before if device.mode is not DeviceMode.MIG]
     wanted = config.replicas
-    if known and known[0] == wanted:
+    keeps_amounts = only_amounts and wanted is not None
+    if known and known[0] == wanted and not keeps_amounts:
         return ReplicaMode(replicas=wanted)
-    current = known[0] if known else None
+    current = known[0] if known and not keeps_amounts else None
     problem = _conflict(config, gpus, missing_mps)
-    if not problem and known:
+    if not problem and (known or keeps_amounts):
         problem = _in_the_way(wanted, holders)
     if problem:
         return ReplicaMode(replicas=current, problem=problem)

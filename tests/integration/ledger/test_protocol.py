@@ -29,7 +29,7 @@ FIRST_SEEDS = {
     "gone pods are placed": 31,
     "devices with shares move": 7,
     "nodes take idle devices": 91,
-    "fences of any height count": 25,
+    "fences of any height count": 30,
     "leases of other nodes are activated": 108,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
@@ -225,6 +225,24 @@ OLD_LIST = (
     do.work(),
 )
 """A kubelet admits a pod that its list does not contain yet."""
+REPLICAS_IN_USE = (
+    *ONLY_B,
+    do.create_pods(mib=(60,)),
+    do.flow(),
+    do.configure_replicas(node="b", number=2, strategy="time-slicing"),
+    *(do.work(),) * 3,
+)
+REPLICAS_UNREAD = (
+    *ONLY_B,
+    do.create_pods(mib=(60,)),
+    *(do.deliver(deliveries=((0, 0, False),)),) * 2,
+    do.lose(position=0),
+    do.configure_replicas(node="b", number=2, strategy="time-slicing"),
+    do.pass_time(seconds=31.0),
+    do.part_works(node="b", what="kubelet"),
+    do.work(),
+)
+"""The agent does not know of the lease of a pod that it admitted long ago."""
 FILL = (do.create_pods(mib=(100, 100, 100)), do.flow())
 START = (
     do.create_pods(mib=(60, 60, 60), run_s=60),
@@ -279,6 +297,8 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("devices that hang count as removed", STOLEN_WHILE_IT_HANGS, "S10"),
         ("agents refuse what they cannot see", UNSEEN_LEASE, "P8"),
         ("only listed pods count", OLD_LIST, "P8"),
+        ("devices in use become replicas", REPLICAS_IN_USE, "S1"),
+        ("leases are not read before devices become replicas", REPLICAS_UNREAD, "S1"),
         ("leases shrink before limits", SHRINK, "S7"),
         ("positions do not matter", ONE_POSITION, "S2"),
         ("layouts do not matter", TWO_LAYOUTS, "S1"),
@@ -384,6 +404,30 @@ def two_allocations(outcome: str) -> tuple[Step, ...]:
         do.answer_write(position=0, outcome=outcome),
         do.work(),
     )
+
+
+@pytest.mark.parametrize("strategy", ["time-slicing", "mps"])
+def test_words_28_devices_become_replicas_for_pods_of_numbers_and_have_amounts_again(
+    strategy: str,
+) -> None:
+    """Whatever is about, no device has both at once: every run of the model checks that."""
+    steps = (
+        *ONLY_B,
+        do.change_mode(node="b"),  # MPS and MIG exclude each other
+        do.create_pods(mib=(60, 60), run_s=5),
+        do.flow(),
+        do.configure_replicas(node="b", number=2, strategy=strategy),
+        *(do.work(),) * 5,
+        do.create_number_pods(count=3, run_s=60),
+        do.create_pods(mib=(60,)),
+        *(do.work(),) * 3,
+    )
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert run.figures[f"replicas given by {strategy}"] >= 2
+    assert run.figures["devices offered by amounts"] == 1
 
 
 LOST_CHECKPOINTS = tuple(do.kill(which="checkpoint", number=n) for n in (0, 1))

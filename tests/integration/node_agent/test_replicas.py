@@ -16,11 +16,12 @@ from services.node_agent.views.advertisement import NodeAdvertisement, advertise
 from shared.model.devices.device import DeviceMode
 from shared.model.devices.replicas import Replicas
 from shared.model.events.request_reply import BindRequest
-from shared.model.leases.lease import LeaseState, Share
+from shared.model.leases.lease import ClaimAllocation, LeaseState, Share
 from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
 from tests.support.binder.node_binder import post, reserve
-from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.node_agent.claims import claim_lease, pod_and_claim, serving_claims
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -30,6 +31,7 @@ LABEL = "nvidia.com/device-plugin.config"
 STRATEGY = "nvidia.com/gpu.sharing-strategy"
 REPLICAS = "nvidia.com/gpu.replicas"
 PRODUCT = "nvidia.com/gpu.product"
+CLAIM = ClaimAllocation(generation="1", consumers=())
 
 
 def configure(cluster: OneNodeCluster, **sharing: Any) -> None:
@@ -206,6 +208,55 @@ async def test_gpus_to_which_a_pod_was_admitted_change_once_it_has_ended(
         await until(agent.watcher.probe, lambda _: cluster.node.amount(GPU) == "4")
 
     assert amount == "10"
+
+
+@pytest.mark.parametrize("state", [LeaseState.RESERVED, LeaseState.BOUND])
+async def test_gpus_with_a_claims_lease_that_the_agent_has_not_read_of_change_once_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, state: LeaseState
+) -> None:
+    """The webhook has it reserved while its allocation is written, and the kubelet comes later."""
+    async with one_node_cluster("1xT4") as cluster, cluster.running() as agent:
+        lease = cluster.ledger.grant(lease_of("claim", share(), claim=CLAIM, state=state))
+        await reconfigure(agent, monkeypatch)
+        amount = cluster.node.amount(GPU)
+        problem = agent.watcher.mode.problem
+        del cluster.ledger.leases[lease.pod]
+        await agent.node.lease_sync.sync()
+        await until(agent.watcher.probe, lambda _: cluster.node.amount(GPU) == "4")
+
+    assert amount == "10"
+    assert "default/pod hold parts of them" in problem
+
+
+async def test_gpus_do_not_change_while_the_ledger_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with one_node_cluster("1xT4") as cluster, cluster.running() as agent:
+        cluster.ledger.unavailable = True
+        await reconfigure(agent, monkeypatch)
+
+        assert cluster.node.amount(GPU) == "10"
+        assert "is not known yet" in agent.watcher.mode.problem
+
+
+async def test_a_claims_lease_that_was_on_its_way_gets_its_share_and_gpus_change_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger had not read of the change when it leased the claim."""
+    async with serving_claims("1xT4") as (cluster, agent):
+        await reconfigure(agent, monkeypatch)
+        await until(lambda: cluster.node.amount(GPU) == "4")
+        _, claim = pod_and_claim(cluster)
+        lease = cluster.ledger.grant(claim_lease(claim))
+        await cluster.node.phase("one", "Running")
+        amount = cluster.node.amount(GPU)
+        refused = cluster.refused
+        await cluster.delete_pod("one")
+        await cluster.release(lease)
+        await until(lambda: cluster.node.amount(GPU) == "4")
+
+    assert amount == "10"
+    assert not refused
 
 
 @pytest.mark.parametrize("gpus", ["1xT4", "1xT4+1xA100-40GB:mig"])

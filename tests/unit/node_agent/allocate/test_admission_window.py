@@ -22,6 +22,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, UnservedResource
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.enforcers import SharingMode
 from shared.model.devices.replicas import Replicas
 from shared.model.events.request_reply import BindReply
 from shared.model.leases.lease import Lease, LeaseState, Share
@@ -356,10 +357,13 @@ def test_a_pod_whose_layout_its_device_does_not_have_any_more_is_not_admitted() 
     assert "were the layouts changed" in world.admit(lease).refusals[lease.pod]
 
 
-def test_a_pod_that_was_reserved_before_gpus_became_replicas_is_not_admitted() -> None:
+@pytest.mark.parametrize("mode", ["hami-core", "time-slicing"])
+def test_a_pod_that_was_reserved_before_gpus_became_such_replicas_is_not_admitted(
+    mode: SharingMode,
+) -> None:
     """Then it is placed again; one that was admitted before keeps them from changing."""
     world = World()
-    lease = reserved("one")
+    lease = reserved("one", share(memory_mib=15_360 // 2, mode=mode))
     replicas = Replicas(number=4, strategy="time-slicing", resource="nvidia.com/gpu")
     world.node.snapshot = snapshot_of(
         *(

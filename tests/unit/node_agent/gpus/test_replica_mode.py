@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.gpus.replica_mode import ReplicaMode, choose_mode
 from services.node_agent.mig.instances import MigState
@@ -22,6 +24,7 @@ def chosen(
     wanted: Replicas | None,
     *before: Device,
     holders: tuple[str, ...] | None = (),
+    only_amounts: bool = False,
     gpus: tuple[Gpu, ...] = (gpu_of(),),
     missing_mps: str = "",
     isolation: Isolation = Isolation.SHARED,
@@ -31,6 +34,7 @@ def chosen(
         gpus,
         before,
         holders=holders,
+        only_amounts=only_amounts,
         missing_mps=lambda _: missing_mps,
     )
 
@@ -79,6 +83,27 @@ def test_the_mode_in_force_stays_whatever_is_known_of_its_holders() -> None:
         assert chosen(QUARTERS, offered(QUARTERS), holders=holders) == ReplicaMode(
             replicas=QUARTERS
         )
+
+
+def test_a_gpu_that_is_not_listed_now_stays_as_it_was_offered_while_it_is_in_use() -> None:
+    waiting = chosen(QUARTERS, offered(None), holders=("ml/a",), gpus=())
+
+    assert waiting.replicas is None
+    assert "ml/a hold" in waiting.problem
+    assert chosen(QUARTERS, offered(None), gpus=()) == ReplicaMode(replicas=QUARTERS)
+
+
+@pytest.mark.parametrize("before", [(), (offered(QUARTERS),)], ids=["no record", "replicas"])
+def test_gpus_of_which_only_amounts_are_held_are_offered_by_amounts_until_they_end(
+    before: tuple[Device, ...],
+) -> None:
+    """The agent has lost its records, or a claim's lease was on its way when the GPUs changed."""
+    late = chosen(QUARTERS, *before, holders=("ml/a",), only_amounts=True)
+
+    assert late.replicas is None
+    assert "4 replicas by time-slicing once none is in use: ml/a hold" in late.problem
+    assert chosen(QUARTERS, offered(None)) == ReplicaMode(replicas=QUARTERS)
+    assert chosen(None, offered(None), holders=("ml/a",), only_amounts=True) == ReplicaMode()
 
 
 def test_mps_beside_a_gpu_in_mig_mode_is_refused_at_the_node() -> None:
