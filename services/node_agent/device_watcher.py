@@ -181,7 +181,7 @@ class DeviceWatcher:
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
         )
-        if not self.mode.may_advertise(config.replicas):
+        if not self.mode.advertise(config.replicas):
             return
         shown = replace(shown, sharing_problem=problem)
         self._served = served

@@ -52,10 +52,10 @@ class OfferedMode:
     def in_force(self, config: SharingConfig) -> SharingConfig:
         return replace(config, replicas=self._chosen.replicas)
 
-    def may_advertise(self, replicas: Replicas | None) -> bool:
-        """Return whether GPUs may be advertised like that from now on.
+    def advertise(self, replicas: Replicas | None) -> bool:
+        """Note how GPUs are advertised from now on; return False, and keep how they are, if not.
 
-        They may not if a pod has been admitted since that was chosen.
+        They are not if a pod has been admitted since that was chosen.
         """
         fits = self._share_holders() == set() or (replicas is None and self._has_only_amounts())
         if self._is_change(replicas) and not fits:

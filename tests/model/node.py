@@ -215,7 +215,7 @@ class Agent:
         if snapshot is None or devices != self.known.devices:
             if snapshot is not None and _modes(devices) != _modes(self.known.devices):
                 await node.clock.sleep(ADVERTISING_S)
-            if in_machine is not node.devices or not self.mode.may_advertise(config.replicas):
+            if in_machine is not node.devices or not self.mode.advertise(config.replicas):
                 return
             present = {gpu.uuid for gpu in probed}
             served = self.health.as_served(devices)
