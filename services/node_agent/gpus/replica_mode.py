@@ -38,14 +38,14 @@ def choose_mode(
     With `only_amounts`, some hold amounts and none a replica: then GPUs are offered by amounts,
     also if the agent has lost its records of that, or if it reads of a lease after a change.
     """
-    known = [device.replicas for device in before if device.mode is not DeviceMode.MIG]
+    offered = [device.replicas for device in before if device.mode is not DeviceMode.MIG]
     wanted = config.replicas
     keeps_amounts = only_amounts and wanted is not None
-    if known and known[0] == wanted and not keeps_amounts:
+    if offered and offered[0] == wanted and not keeps_amounts:
         return ReplicaMode(replicas=wanted)
-    current = known[0] if known and not keeps_amounts else None
+    current = offered[0] if offered and not keeps_amounts else None
     problem = _conflict(config, gpus, missing_mps)
-    if not problem and (known or keeps_amounts):
+    if not problem and (offered or keeps_amounts):
         problem = _in_the_way(wanted, holders)
     if problem:
         return ReplicaMode(replicas=current, problem=problem)

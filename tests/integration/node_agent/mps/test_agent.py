@@ -325,8 +325,8 @@ def claims(cluster: OneNodeCluster) -> None:
 def listed(cluster: OneNodeCluster) -> list[str]:
     return [
         device["name"]
-        for found in slices_of(cluster)
-        for device in found["spec"].get("devices") or ()
+        for slice_ in slices_of(cluster)
+        for device in slice_["spec"].get("devices") or ()
     ]
 
 

@@ -291,13 +291,13 @@ def modes(device: Device, *leases: Lease, has_groups: bool = True) -> list[str]:
     """Return the types of the devices that claims can be allocated of a GPU."""
     node = replace(NODE, devices=(device,), leases=leases, has_groups=has_groups)
     built = build_slices(node, generation=1)
-    listed = [found for slice_ in built for found in slice_["spec"].get("devices", ())]
+    listed = [part for slice_ in built for part in slice_["spec"].get("devices", ())]
     assert all(
-        found["name"] == device_name(GPU.uuid, "" if kind == "gpu" else kind)
-        for found in listed
-        if (kind := found["attributes"]["type"]["string"])
+        part["name"] == device_name(GPU.uuid, "" if kind == "gpu" else kind)
+        for part in listed
+        if (kind := part["attributes"]["type"]["string"])
     )
-    return [found["attributes"]["type"]["string"] for found in listed]
+    return [part["attributes"]["type"]["string"] for part in listed]
 
 
 def test_each_mode_of_an_idle_gpu_is_a_device_in_a_group_of_its_own() -> None:
