@@ -10,7 +10,7 @@ from services.planner.plan import ClusterSnapshot
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.leases.lease import LeaseState
-from shared.model.leases.ledger import LedgerChange, NodeTotals, WaitingPod
+from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
@@ -41,6 +41,16 @@ class PodReader(Protocol):
         ...
 
 
+def usable_devices(node: LedgerNode) -> set[DeviceUuid]:
+    """Return the devices that may get leases, whether or not they are free."""
+    if node.facts.unschedulable:
+        return set()
+    excluded = node.facts.excluded_devices
+    return {
+        device.uuid for device, _ in node.devices if device.healthy and device.index not in excluded
+    }
+
+
 @dataclass(eq=False)
 class LeaseMirror:
     """The ledger's nodes with their leases: only what has changed is read again.
@@ -68,22 +78,35 @@ class LeaseMirror:
         self.awaited = frozenset[NodeName]()
         """Nodes on which plans wait for the end of leases."""
         self.has_awaited_change = asyncio.Event()
+        self._usable: dict[NodeName, set[DeviceUuid]] = {}
+        self.openings = 0
+        """How often devices have become usable since the start of this process."""
 
     @loops
     async def follow_ledger(self) -> None:
         """Note which nodes change; without the feed, `nodes` reads all of them."""
         snapshot = await self.ledger.snapshot()
         self._stale.update(self._totals, (node.facts.name for node in snapshot.nodes))
+        self._note_usable(snapshot.nodes)
         self._follows = True
         try:
             async for changes in self.ledger.changes(snapshot.position):
                 for change in changes:
+                    self._note_usable(change.nodes, change.removed)
                     names = self._nodes_of(change)
                     self._stale |= names
                     if not self.awaited.isdisjoint(names):
                         self.has_awaited_change.set()
         finally:
             self._follows = False
+
+    def _note_usable(self, nodes: Iterable[LedgerNode], removed: Iterable[NodeName] = ()) -> None:
+        for name in removed:
+            self._usable.pop(name, None)
+        for node in nodes:
+            usable = usable_devices(node)
+            self.openings += not usable <= self._usable.get(node.facts.name, set())
+            self._usable[node.facts.name] = usable
 
     def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
         return {

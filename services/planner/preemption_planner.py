@@ -248,10 +248,11 @@ class PreemptionPlanner:
     def _plan_at_once_if_new(
         self, pending: Sequence[WaitingUnit], budgets: Collection[BudgetChanged]
     ) -> None:
-        """Skip the pause if other pods are pending, or a lease class has changed."""
+        """Skip the pause if pods, a lease class or a usable device are new."""
         planned_for = (
             frozenset(pod.queued.pod for unit in pending for pod in unit.pods),
             frozenset((budget.namespace, budget.lease_class) for budget in budgets),
+            self.view.mirror.openings,
         )
         if planned_for != self._planned_for:
             self._planned_for = planned_for

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from services.planner.cluster_view import LeaseMirror
+from services.planner.cluster_view import LeaseMirror, usable_devices
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.bounds import cut
@@ -156,11 +156,8 @@ def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
         node = by_name.get(placement.node)
         if node is None or node.facts.unschedulable:
             return f"node {placement.node} is {'cordoned' if node else 'gone'}"
-        usable = {
-            device.uuid
-            for device, use in node.devices
-            if device.healthy and use.claimed_by and device.index not in node.facts.excluded_devices
-        }
+        claimed = {device.uuid for device, use in node.devices if use.claimed_by}
+        usable = claimed & usable_devices(node)
         for share in placement.shares:
             if share.device not in usable:
                 return f"GPU {share.device} of node {placement.node} is unhealthy or gone"

@@ -1,18 +1,21 @@
-"""What wakes planner and binder: a GPU is reclaimed without waiting for any poll."""
+"""What wakes planner and binder, so that they do not wait for a poll or the end of a pause."""
 
 import asyncio
 from collections.abc import Sequence
 
 import pytest
 
+from services.planner.preemption_planner import MAX_PLAN_S, PLAN_S, STEP_S
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
+from shared.model.leases.preemption import PreemptionStage
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
-from tests.support.placer.ledger import uuid
-from tests.support.planner.scene import Replicas, scene
+from tests.support.binder.world import running
+from tests.support.placer.ledger import device, report, uuid
+from tests.support.planner.scene import Replicas, Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -83,3 +86,29 @@ async def test_a_gpu_is_reclaimed_without_a_poll(
 
     chosen = running.placements[0]
     assert (chosen.lease.pod, chosen.lease.shares[0].device) == (pod, uuid("a", 0))
+
+
+async def test_plans_that_failed_are_made_again_soon_after_a_gpu_can_be_used_again(
+    at: Scene,
+) -> None:
+    async def report_gpu(*, healthy: bool) -> None:
+        gpu = device("a", 0, healthy=healthy)
+        await at.ledger.save_devices([report("a", [gpu], at=at.clock.now())])
+
+    _, _, binder = await at.in_need()
+    mirror = binder.planner.preemptions.view.mirror
+    async with running(mirror.follow_ledger):
+        await until(lambda: mirror.openings)
+        await report_gpu(healthy=False)
+        for _ in range(5):
+            at.clock.advance(MAX_PLAN_S + PLAN_S)
+            await binder.preempt()
+        assert not await at.stages()
+
+        before = mirror.openings
+        await report_gpu(healthy=True)
+        await until(lambda: mirror.openings > before)
+        at.clock.advance(PLAN_S + STEP_S)
+        await binder.preempt()
+
+        assert await at.stages() == [PreemptionStage.ANNOUNCED]
