@@ -18,7 +18,7 @@ from tools.generate.pages import DOCS, filled
 
 MEASURED = DOCS / "measured"
 PAGES = {
-    DOCS / "performance.md": ("pace", "scenarios", "scale"),
+    DOCS / "performance.md": ("pace", "scenarios", "full-cluster", "scale"),
     DOCS / "hardware.md": ("h200",),
     DOCS / "compute-time.md": ("compute-time",),
 }
