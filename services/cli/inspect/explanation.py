@@ -18,11 +18,13 @@ from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, DeviceUuid, Namespace, PodUid
 from shared.model.quantity import timestamp
+from shared.model.requests.request import VolumeRule
 from shared.model.views.gpus import DeviceView, NodeDevices, ShareView
 from shared.model.views.leases import LeaseView
 from shared.model.views.pods import GangView, PodView, ProcessView, QueuePlace, WaitingDetails
 from shared.model.views.view import View
 from shared.placing.advice import RECOVERS
+from shared.placing.node_filters import WAITS
 from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
@@ -418,6 +420,10 @@ def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
         yield "waiting does not help: change the pod, or have an administrator change the cluster"
     elif waiting.quota:
         yield f"it is placed as soon as the GPU quota of namespace {waiting.quota} has room"
+    elif waiting.code == WAITS:
+        yield "it is placed as soon as its PersistentVolumeClaims can be used"
+    elif waiting.code in set(VolumeRule):
+        yield "it is placed as soon as its volumes can be reached from a node with enough capacity"
     else:
         yield "it is placed as soon as enough capacity is free"
 

@@ -16,6 +16,7 @@ from shared.model.leases.lease import RESIZE_WAITING
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, peaks, timestamp
 from shared.model.views.gpus import (
+    DeviceDetails,
     DeviceView,
     GpusView,
     GpuTotals,
@@ -46,16 +47,38 @@ def gpus(
         blocks.append(Text(node.node, style="bold"))
         if node.cordoned:
             blocks.append(Text(f"  gets no pods: {node.cordoned}", style="yellow"))
+        blocks += [Text(f"  {line}") for line in _offered_lines(node.devices, wide=wide)]
         for device in node.devices:
-            blocks += _device_lines(device, width, view.read_at, wide=wide)
+            blocks += _device_lines(device, width, view.read_at)
             if wide:
-                sensors = _sensors(device.hardware) if device.hardware else ()
-                blocks.append(Text("; ".join([f"      {device.uuid}", *sensors]), style="dim"))
+                blocks.append(
+                    Text("; ".join([f"      {device.uuid}", *_state(device)]), style="dim")
+                )
     if not blocks:
         if narrowed:
             return Text("no such node has reported a device")
         return Text("no node has reported a device yet: are the node agents running?")
     return Group(*blocks, Text(GpuTotals.of(shown).text), *notes(view))
+
+
+def _offered_lines(devices: Sequence[DeviceView], *, wide: bool) -> Iterator[str]:
+    """Yield what can hold parts of a node's GPUs: once where it is the same of several."""
+    indices: dict[str, list[int]] = {}
+    for device in devices:
+        if (wide or device.replicas) and (offered := _offered(device)):
+            indices.setdefault(offered, []).append(device.index)
+    for offered, alike in indices.items():
+        if len(alike) == len(devices) > 1:
+            yield f"all GPUs: {offered}"
+        else:
+            yield f"GPU {', '.join(map(str, alike))}: {offered}"
+
+
+def _state(device: DeviceDetails) -> Iterator[str]:
+    if device.sharing_mode:
+        yield f"shared in mode {device.sharing_mode}"
+    if device.hardware:
+        yield from _sensors(device.hardware)
 
 
 def _sensors(hardware: Hardware) -> Iterator[str]:
@@ -138,9 +161,7 @@ def explanation(explained: "Explanation", *, wide: bool = False) -> RenderableTy
     )
 
 
-def _device_lines(
-    device: DeviceView, width: int, now: float, *, wide: bool
-) -> list[RenderableType]:
+def _device_lines(device: DeviceView, width: int, now: float) -> list[RenderableType]:
     lines: list[RenderableType] = []
     shares = [(share.pod or str(n), share) for n, share in enumerate(device.shares)]
     pods = list(dict.fromkeys(pod for pod, _ in shares))
@@ -159,8 +180,6 @@ def _device_lines(
         free -= cells
     line.append("." * free + "]" + tail, style=None if device.healthy else "red")
     lines.append(line)
-    if (wide or device.replicas) and (offered := _offered(device)):
-        lines.append(Text(f"      {offered}"))
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
         lines.append(Text(text, style=style[pod]))
@@ -185,9 +204,8 @@ def _offered(device: DeviceView) -> str:
         return ""
     words = {"memory": device.offer.memory, "cores": device.offer.compute}
     offers = ", ".join(f"{what} by {' or '.join(by)}" for what, by in words.items() if by)
-    mode = f"; shared in mode {device.sharing_mode}" if device.sharing_mode else ""
     missing = "".join(f"; no {enforcer.name}: {enforcer.reason}" for enforcer in device.missing)
-    return f"holds parts: {offers or 'nothing'}{mode}{missing}"
+    return f"parts are held: {offers or 'nothing'}{missing}"
 
 
 def _replicas_text(replicas: Replicas) -> str:

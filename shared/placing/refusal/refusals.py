@@ -191,7 +191,10 @@ def _others(
 
 
 def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Advice | None:
-    """Return what lets the pod run on one of the nodes, or None if only an administrator can."""
+    """Return what lets the pod run on one of the nodes, or None if only an administrator can.
+
+    The fewest changes come first, and of as many those with which it runs at once.
+    """
     eventually = _without_rules(request)
     for node in nodes:
         if fits(eventually, _idle(node, index)):
@@ -207,8 +210,10 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     for node in nodes:
         changed = changed_to_fit(eventually, _idle(node, index))
         changes = changes_between(eventually, changed) if changed else ()
-        if changed is not None and (best is None or len(changes) < len(best.changes)):
-            ends = not fits(_with_rules_of(changed, request), node)
+        if changed is None or (best is not None and len(changes) > len(best.changes)):
+            continue
+        ends = not fits(_with_rules_of(changed, request), node)
+        if best is None or (len(changes), ends) < (len(best.changes), best.ends):
             best = Advice(changes=changes, node=node.name, models=_models_of(node), ends=ends)
     return best
 

@@ -21,10 +21,11 @@ from shared.model.leases.lease import LeaseState, ProcessUse, ShareMeasurement
 from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Refusal
-from shared.model.requests.request import Gang, PodRequest, Term
+from shared.model.requests.request import Gang, PodRequest, Term, VolumeRule
 from shared.model.views.gpus import NodeDevices
 from shared.model.views.pods import ReasonCount, TraceView
 from shared.placing.advice import RECOVERS
+from shared.placing.node_filters import WAITS
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,
@@ -377,6 +378,26 @@ def test_explain_promises_a_retry_only_where_freed_capacity_helps(hint: str, ret
         "waiting does not help: change the pod, or have an administrator change the cluster"
         in lines
     ) != retried
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (WAITS, "it is placed as soon as its PersistentVolumeClaims can be used"),
+        (
+            VolumeRule.ZONE,
+            "it is placed as soon as its volumes can be reached from a node with enough capacity",
+        ),
+    ],
+)
+def test_explain_promises_nothing_by_capacity_alone_to_a_pod_with_volumes(
+    code: str, line: str
+) -> None:
+    refusal = structs.replace(WAITING.refusal, counts=((code, 2),), hint="create it")
+
+    lines = explained(POD, cluster_of(waiting=[replace(WAITING, refusal=refusal)])).lines
+
+    assert [text for text in lines if text.startswith("it is placed")] == [line]
 
 
 def test_explain_says_that_a_sick_gpu_may_recover() -> None:

@@ -382,5 +382,26 @@ def test_gpus_ends_with_how_many_there_are_and_shows_what_holds_parts_if_wide() 
     wide = drawn(render.gpus(cluster.gpus(), 120, wide=True), 120)
 
     assert short.splitlines()[-1] == "1 GPU: 1 Closed; 0.30 GPUs leased"
+    assert "GPU 2: parts are held: memory by hami-core" in wide
     assert "no driver: another program limits memory" in wide
     assert "no driver" not in short
+
+
+def test_what_holds_parts_of_several_gpus_alike_is_said_once() -> None:
+    missing = (MissingEnforcer("driver", "another program limits memory"),)
+    ((_, use),) = NODE.node.devices
+    devices = tuple(
+        (replace(DEVICE, uuid=DeviceUuid(f"GPU-{index}"), index=index, missing=reasons), use)
+        for index, reasons in enumerate((missing, (), missing))
+    )
+
+    def offers(*shown: int) -> list[str]:
+        node = replace(NODE.node, devices=tuple(devices[index] for index in shown))
+        view = cluster_of(replace(NODE, node=node, leases=())).gpus()
+        lines = drawn(render.gpus(view, 200, wide=True), 200).splitlines()
+        return [line.strip() for line in lines if "another program" in line]
+
+    held = "parts are held: memory by hami-core, cores by hami-core"
+    reason = "no driver: another program limits memory"
+    assert offers(0, 2) == [f"all GPUs: {held}; {reason}"]
+    assert offers(0, 1, 2) == [f"GPU 0, 2: {held}; {reason}"]

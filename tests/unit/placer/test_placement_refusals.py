@@ -113,6 +113,15 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         "in container main set volcano.sh/vgpu-memory: 2768, as node full has room for it now; "
         "or wait until pods on node full have ended",
     ),
+    "fewer GPUs, on a node where they are free": (
+        request(gpu(gpus=3, memory=5000)),
+        [
+            ledger_node("busy", device("GPU-a", 0), (device("GPU-b", 1), use(30000))),
+            ledger_node("idle", device("GPU-c", 0), device("GPU-d", 1)),
+        ],
+        "waiting does not help: in container main set volcano.sh/vgpu-number: 2, as node idle has "
+        "room for it now",
+    ),
     "nobody is advised to request nothing": (
         request(gpu(memory=5000)),
         [ledger_node("full", FULL)],
