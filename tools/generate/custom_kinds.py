@@ -36,9 +36,13 @@ DESCRIPTIONS = {
     "amount": "At most two decimals, in quotation marks if there are any.",
     "currency": "Three letters, that of the prices.",
     "policy": "The period of the limit, and how it is refilled.",
+    "policy.type": "fixed: a calendar period; sliding: the last hours; bucket: an amount that is "
+    "refilled every hour.",
     "policy.window": "The calendar period of a fixed policy.",
     "timeZone": "IANA name of the time zone of the calendar.",
     "rollover": "The unused part of a fixed window that is carried over to the next one.",
+    "rollover.percent": "The percentage of it that is carried over.",
+    "rollover.maxGPUMinutes": "The most that is carried over.",
     "lengthHours": "Length of a sliding window.",
     "bucketMinutes": "Resolution of a sliding window.",
     "refillGPUMinutesPerHour": "GPU-minutes that a bucket policy adds every hour, up to the limit.",
@@ -50,6 +54,8 @@ DESCRIPTIONS = {
     "it, never.",
     "hysteresisGPUMinutes": "GPU-minutes that must remain before the state exhausted ends.",
     "onExhausted": "The effect of an exhausted budget on pods.",
+    "onDebt": "The effect of a debt on pods that run.",
+    "onDebt.action": "none, or evict, which requires debtLimitGPUMinutes.",
     "onDebt.graceMinutes": "Minutes between the debt and eviction, if action is evict.",
     "graceMinutes": "Minutes between exhaustion and eviction, if onExhausted is evict.",
     "share": "The weight of the namespace if several compete.",
@@ -67,6 +73,12 @@ DESCRIPTIONS = {
     "defaultRunTime": "The maximum run time of pods that set none, such as 8h or 2h30m; without "
     "it, maxRunTime.",
     "maxRunTime": "The longest maximum run time of a pod, such as 24h.",
+    "conditions.type": "Applied or Ready.",
+    "conditions.status": "True, False or Unknown.",
+    "conditions.reason": "Why it has this status, in one word.",
+    "conditions.message": "Why it has this status, and what to do.",
+    "conditions.lastTransitionTime": "When the status changed last.",
+    "observedGeneration": "The generation of the object that this is about.",
     "conditions": "Applied: whether the spec of observedGeneration is in force. Ready is the same, "
     "for tools that wait for it.",
     "specInForce": "The last valid spec, which is in force.",
@@ -85,7 +97,16 @@ DESCRIPTIONS = {
     "leases": "Leases that are charged.",
     "projectedExhaustion": "When the budget is used up at the current rate.",
     "checkpointAt": "When this was written, in Unix milliseconds.",
+    "status.window.id": "The name of the window, such as 2026-11 for a month.",
+    "status.window.start": "When it began, in Unix milliseconds.",
+    "status.window.end": "When it ends, in Unix milliseconds; absent if it has no end.",
     "status.used": "What the namespace's leases hold, as the quota counts it.",
+    "used.milliGPU": "Thousandths of GPUs.",
+    "used.corePercent": "Percentages of GPU cores.",
+    "used.memory": "GPU memory, as a quantity.",
+    "used.cards": "GPUs on which the namespace has leases.",
+    "spec": "What is to be in force.",
+    "status": "What is in force, and what is used.",
 }
 """Descriptions of fields by the ends of their paths; the first one counts."""
 MAPS = {
@@ -116,9 +137,9 @@ def _filled(path: Path, text: str, spec: type, status: type) -> str:
 
 
 def _described(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a schema with its descriptions, and those of its fields."""
-    described = next((suffix for suffix in DESCRIPTIONS if f".{path}".endswith(f".{suffix}")), None)
-    described_schema = {**({"description": DESCRIPTIONS[described]} if described else {}), **schema}
+    """Return a schema with its descriptions, and those of its fields; raise if one has none."""
+    described = next(suffix for suffix in DESCRIPTIONS if f".{path}".endswith(f".{suffix}"))
+    described_schema = {"description": DESCRIPTIONS[described], **schema}
     described_schema |= MAPS.get(path.rpartition(".")[2], {})
     for fields in (described_schema, described_schema.get("items", {})):
         if "properties" in fields:
