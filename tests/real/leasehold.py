@@ -12,6 +12,7 @@ from services.extender.scheduler_configuration import SchedulerTls, scheduler_co
 from shared.dialects import SCHEDULERS
 from shared.dialects.kai.dialect import SCHEDULER as KAI
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import read_kubeconfig
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import in_background
@@ -178,7 +179,8 @@ class Namespace:
     async def delete_pods(self) -> None:
         """Delete all pods, and wait until their leases have ended."""
         for name in await self.objects("pods"):
-            await self.leasehold.plane.kube.delete(f"{self.path('pods')}/{name}")
+            with contextlib.suppress(NotFoundError):  # its owner is gone, and so it went meanwhile
+                await self.leasehold.plane.kube.delete(f"{self.path('pods')}/{name}")
         await until(lambda: self.objects("pods"), lambda pods: not pods, limit_s=AFTER_S)
         await until(self._leases, lambda leases: not leases, limit_s=AFTER_S)
 
