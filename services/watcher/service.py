@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from services.watcher.claimed_storage import TOO_MANY
+from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
 from services.watcher.pod_spans import PodSpans
+from services.watcher.pod_tracker import FIRST_PAUSE_S, BindingBackoff, PodEvent, PodTracker
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
     ClaimReflector,
@@ -22,14 +24,6 @@ from services.watcher.sources import (
     PodReflector,
 )
 from services.watcher.storage_sources import StorageReflectors
-from services.watcher.trackers import (
-    FIRST_PAUSE_S,
-    BindingBackoff,
-    ForeignDeviceTracker,
-    NodeTracker,
-    PodEvent,
-    PodTracker,
-)
 from shared.model.budgets.quota import Quota
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from services.placer.rounds.decisions import DecisionContext, decide
-from services.watcher.trackers import PodTracker
+from services.watcher.pod_tracker import PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodQueued

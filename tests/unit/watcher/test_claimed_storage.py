@@ -12,7 +12,8 @@ from services.watcher.claimed_storage import (
     StorageObject,
     unreadable_storage,
 )
-from services.watcher.trackers import NodeTracker, PodEvent, PodTracker
+from services.watcher.node_trackers import NodeTracker
+from services.watcher.pod_tracker import PodEvent, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import MOST

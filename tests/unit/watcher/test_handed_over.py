@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from services.watcher.trackers import RESYNC_SHARDS, PodTracker
+from services.watcher.pod_tracker import RESYNC_SHARDS, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodHandedOver

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from services.watcher.pod_groups import KnownGroup, PodGroupChanges, known_group, unreadable_groups
-from services.watcher.trackers import PodEvent, PodTracker
+from services.watcher.pod_tracker import PodEvent, PodTracker
 from shared.dialects.gang_topologies import GangTopology
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.kubernetes.types import PodGroup

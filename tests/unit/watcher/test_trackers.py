@@ -9,13 +9,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from services.watcher.trackers import (
-    FORGET_S,
-    RESYNC_SHARDS,
-    BindingBackoff,
-    NodeTracker,
-    PodTracker,
-)
+from services.watcher.node_trackers import NodeTracker
+from services.watcher.pod_tracker import FORGET_S, RESYNC_SHARDS, BindingBackoff, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import MOST, MOST_ENTRIES

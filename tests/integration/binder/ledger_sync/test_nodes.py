@@ -9,7 +9,8 @@ import pytest
 
 from services.binder.bind.agent_presence import REFUSED, REFUSED_S
 from services.binder.ledger_sync.agent_reports import LOOKUPS_S, MOST_LOOKUPS
-from services.watcher.trackers import NodeTracker, PodTracker
+from services.watcher.node_trackers import NodeTracker
+from services.watcher.pod_tracker import PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import (
