@@ -1,7 +1,7 @@
 """Settings and GPUs of node agents with simulated GPUs."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.node_agent.allocate.cdi_files import DriverPaths
@@ -143,7 +143,7 @@ def simulated_gpus(
 ) -> NodeGpus:
     """Return the GPUs of a layout: of their driver in C if it has a directory and is compiled."""
     if settings.local:
-        return open_gpus(settings)
+        return replace(open_gpus(settings), mps=_mps(settings))
     faults = settings.fault_file or settings.state_dir / "faults.json"
     gpus = _driver_gpus(settings, faults, hang_limit_s) or SimulatedGpus(
         settings.node_name,
@@ -178,7 +178,10 @@ def _limits(settings: SimulatedAgentSettings) -> LimitSetters | None:
 def _mps(settings: SimulatedAgentSettings) -> MpsDaemons | RemoteMpsDaemons:
     if settings.partition_socket is not None:
         return RemoteMpsDaemons(settings.partition_socket)
-    return simulated_mps(settings.state_dir.absolute() / "mps", settings.gpu_driver_dir)
+    root = settings.state_dir.absolute() / "mps"
+    if settings.local:  # by the driver's own program, as this user
+        return MpsDaemons(root)
+    return simulated_mps(root, settings.gpu_driver_dir)
 
 
 def simulated_mps(root: Path, gpus: Path | None) -> MpsDaemons:

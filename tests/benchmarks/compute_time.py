@@ -5,9 +5,9 @@
 Programs that never wait compute under a limit, one after the other, each on a GPU of its own; then
 two at once on one GPU. A figure is the percent of the GPU's time that a container has had in all
 these seconds, and in brackets the least and most of any second, by the driver's own count. The last
-row is a pod with a kernel of 200 us every 2 ms beside one with kernels of 20 ms: how long it waits
-for a kernel. Where long kernels compete, limits are corrected by what NVML shows, as the agent does
-it. It needs a C compiler, and a machine that does nothing else.
+rows are a pod with a kernel of 200 us every 2 ms beside one with kernels of 20 ms: how long it
+waits for a kernel. Where long kernels compete, limits are corrected by what NVML shows, as the
+agent does it. It needs a C compiler, and a machine that does nothing else.
 """
 
 import argparse
@@ -150,7 +150,8 @@ def measure(machine):
     for kind, command in AT_ONCE.items():
         note(kind, "25 % and 75 %, two pods at once", both(machine, command))
     row = "a kernel of 200 us beside one: p50 / p99"
-    note("of 20 ms", f"{row}, limits 50 % and 50 %", latency(machine, [50, 50]))
+    for own, other in ((50, 50), (75, 25)):
+        note("of 20 ms", f"{row}, limits {own} % and {other} %", latency(machine, [own, other]))
     note("of 20 ms", f"{row}, no limits", latency(machine, [100, 100]))
     return columns
 

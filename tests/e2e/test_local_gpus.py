@@ -1,17 +1,25 @@
-"""`leasehold up --gpus local`: pods as processes of this machine, with a simulated driver."""
+"""`leasehold up --gpus local`: pods as processes of this machine, with a simulated driver.
+
+MPS is on: the control daemon is a simulated one, too.
+"""
 
 import json
 import os
+import shlex
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from services.cli.state_dir import StateDir
+from services.cli.up.down import leftovers
+from services.node_agent.mps.control import PROGRAM
 from simcluster.gpu_driver.build import build, compiler
+from simcluster.gpu_driver.mps_control import command
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES
-from tests.support.stack import LEASEHOLD, Stack, gpu_pod, run, stack, succeeded
+from tests.support.stack import LEASEHOLD, Stack, gpu_pod, run, running, stack, succeeded
 from tests.support.waiting import until
 
 pytestmark = [
@@ -29,7 +37,12 @@ async def variables(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, st
     driver = GpuDriver(folder=build(), state=tmp_path_factory.mktemp("driver") / "state")
     driver.create(GPU)
     own = driver.environment
-    return own | {"PATH": f"{driver.folder}{os.pathsep}{own['PATH']}"}
+    programs = tmp_path_factory.mktemp("programs")
+    control = programs / PROGRAM
+    control.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+    control.chmod(0o755)
+    path = os.pathsep.join((str(driver.folder), str(programs), own["PATH"]))
+    return own | {"PATH": path, "LEASEHOLD_MPS": "private"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -40,8 +53,13 @@ async def whole(variables: Mapping[str, str]) -> AsyncIterator[Stack]:
         yield started
 
 
-def one_pod(name: str, *command: str, limits: Mapping[str, int]) -> dict[str, object]:
-    pod = gpu_pod(name, limits, restartPolicy="Never")
+def one_pod(
+    name: str,
+    *command: str,
+    limits: Mapping[str, int],
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    pod = gpu_pod(name, limits, annotations=annotations, restartPolicy="Never")
     pod["spec"]["containers"][0]["command"] = list(command)
     return pod
 
@@ -89,6 +107,28 @@ async def test_use_of_the_gpu_is_of_the_pod_and_ends_with_it(up: Stack) -> None:
     assert "alloc 2g: ok\n" in shown
     assert "alloc 14g: out of memory\n" in shown
     assert (await run("pgrep", "-f", "alloc 14g")).code == 1
+
+
+async def test_mps_holds_a_share_without_hami_core_by_a_daemon_that_ends_with_the_stack(
+    up: Stack,
+) -> None:
+    commands = ("gpu-load", "alloc 2g", "alloc 1g", "sleep 600s")
+    held = {"leasehold.dev/isolation": "mps"}
+    await up.create(one_pod("held", *commands, limits=LIMITS, annotations=held))
+    await up.until("held", running)
+
+    shown = await until(lambda: log(up, "held"), lambda text: "alloc 1g: " in text)
+
+    assert shown == "alloc 2g: ok\nalloc 1g: out of memory\n"
+    explained = (await up.leasehold("explain", "held")).out
+    assert "memory by MPS" in explained
+    ended_by_down = leftovers(StateDir.at(up.root))
+    daemons = [pid for pid in ended_by_down if "mps_daemon.py" in command_line(pid)]
+    assert daemons
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 async def test_a_machine_without_gpus_is_told_what_to_do(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def local_notes(state: State) -> str:
     ]
     if not has_shares(local=True, library=state.library_source):
         lines.append(
-            "  shares      none, only whole GPUs: a share needs HAMi-core, --library-source PATH"
+            "  shares      need HAMi-core, --library-source PATH, or MPS, LEASEHOLD_MPS=private; "
+            "others get whole GPUs"
         )
     return "\n".join((*lines, ""))
 

@@ -43,6 +43,7 @@ struct function {
     _Atomic int64_t ns;  /* of one launch; 0: not known */
     int64_t launches, launched_ns; /* since the last sample */
     int waiting, surprises; /* samples in flight; measurements in a row that were much too long */
+    int put_off;            /* the next sample was */
 };
 struct sample {
     void *context, *first, *last; /* events; of the context, which is NULL if there are none */
@@ -239,7 +240,7 @@ static int begin_sample(int device, struct function *function, int64_t charged_n
     sample->used = 1;
     sample->recorded = 0;
     function->waiting++;
-    function->launches = function->launched_ns = 0;
+    function->launches = function->launched_ns = function->put_off = 0;
     return (int)(sample - samples);
 }
 
@@ -249,23 +250,32 @@ static void note_use(struct bucket *bucket) {
     if (atomic_exchange(&bucket->process, process) != process) atomic_store(&bucket->shared_at, now);
     atomic_store(&bucket->asked_at, now);
 }
-static void wait_for_turn(int device) {
+/* Returns whether the launch had to wait. */
+static int wait_for_turn(int device) {
     struct bucket *bucket = &use->devices[device];
-    for (int was_empty = 0;;) {
+    for (int was_empty = 0, waited = 0;; waited = 1) {
         const struct limit *limit = &limits->devices[device];
         note_use(bucket);
         bucket_compare(bucket, atomic_load(&limit->measured_at), (int)atomic_load(&limit->measured));
         collect(device);
         int allowed = allowed_percent(device);
-        if (allowed == NO_LIMIT) return;
+        if (allowed == NO_LIMIT) return waited;
         int64_t wait = bucket_wait(bucket, now_ns(), allowed, was_empty);
         if (wait > 0) was_empty = 1;
         else if (queues[device].launched_ns - queues[device].done_ns > AHEAD_NS) wait = 200000;
-        if (wait <= 0) return;
+        if (wait <= 0) return waited;
         pthread_mutex_unlock(&mutex);
         sleep_ns(wait < LOOK_AGAIN_NS ? wait : LOOK_AGAIN_NS);
         pthread_mutex_lock(&mutex);
     }
+}
+/* Whether this launch of a known function is to be measured. Of one that waited, the GPU has done all
+ * that was queued, and events would also measure how long the kernel takes to come. */
+static int is_due(struct function *function, int waited) {
+    if (!function->surprises && function->launched_ns < SAMPLE_NS && function->launches < SAMPLE_EVERY) return 0;
+    int put_off = waited && !function->put_off && function->ns < SLICE_NS;
+    if (put_off) function->put_off = 1;
+    return !put_off;
 }
 /* A launch that is more than the rest of a batch. */
 static int take(int device, struct function *function, void *stream) {
@@ -274,13 +284,13 @@ static int take(int device, struct function *function, void *stream) {
     if (driver.capturing(stream, &status) || status) sample = CAPTURED;
     pthread_mutex_lock(&mutex);
     if (sample != CAPTURED) {
-        wait_for_turn(device);
+        int waited = wait_for_turn(device);
         int64_t known = function->ns, charged = known ? known : UNKNOWN_CHARGED_NS;
         queues[device].launched_ns += own.ns + (known ? known : UNKNOWN_QUEUED_NS);
         function->launches += own.count + 1;
         function->launched_ns += own.ns + charged;
-        int is_late = function->surprises || function->launched_ns >= SAMPLE_NS || function->launches >= SAMPLE_EVERY;
-        if (known ? is_late : function->waiting < FIRST_SAMPLES) sample = begin_sample(device, function, charged, stream);
+        if (known ? is_due(function, waited) : function->waiting < FIRST_SAMPLES)
+            sample = begin_sample(device, function, charged, stream);
         charge(device, own.ns + charged);
         own.ns = own.count = 0;
     }

@@ -5,12 +5,14 @@ drivers from R495 on speak).
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import socket
 import struct
+import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
@@ -27,6 +29,8 @@ MOST_PATH = 107
 """Bytes of a Unix socket's path. With a longer one the daemon fails, and logs nothing."""
 
 _CREDENTIALS = struct.Struct("3i")
+_WAITS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="mps")
+"""Wait for commands: those that hang keep nothing else waiting."""
 
 
 class SilentError(UnavailableError):
@@ -107,34 +111,43 @@ async def execute(
 
     A daemon that it starts must not keep the pipe of the output, so without `text` there is none.
     """
-    pipe = asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL
+    wait = partial(asyncio.get_running_loop().run_in_executor, _WAITS)
+    process = _spawn(command, environment, has_pipe=bool(text))
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**_own_environment(), **environment},
-            stdin=pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(limit_s):
-            output, _ = await process.communicate(text.encode() or None)
-    except TimeoutError as error:
+        output, _ = await wait(process.communicate, text.encode() or None, limit_s)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        await wait(process.communicate)
         raise SilentError(
             f"{command[0]} {text.strip() or command[-1]} did not end within {limit_s:g} s"
         ) from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return process.returncode or 0, (output or b"").decode(errors="replace")
+        process.kill()  # if this is cancelled; one that was waited for gets no signal
+    return process.returncode, (output or b"").decode(errors="replace")
+
+
+def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], *, has_pipe: bool
+) -> subprocess.Popen[bytes]:
+    """Start a program, but not by the event loop's fork, in which gRPC's handlers can crash."""
+    pipe = subprocess.PIPE if has_pipe else subprocess.DEVNULL
+    try:
+        return subprocess.Popen(  # noqa: S603 - the driver's program, with our own arguments
+            command,
+            env={**_own_environment(), **environment},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _own_environment() -> dict[str, str]:
-    """Return what a program of the driver needs of this process's environment."""
-    names = ("PATH", "LD_LIBRARY_PATH", "GPU_DRIVER_STATE")
+    """Return what a program of the driver needs of this process's environment.
+
+    With what marks processes of `leasehold up`, a daemon ends with it.
+    """
+    names = ("PATH", "LD_LIBRARY_PATH", "GPU_DRIVER_STATE", "LEASEHOLD_SUPERVISED")
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -45,7 +45,8 @@ def preloaded(state: ContainerState) -> dict[str, str]:
     """
     given = dict(state.env)
     region = _mounted(state, given.pop(_REGION, ""))
-    limits = _limits(state, region, _preloaded(state))
+    pipes = _mounted(state, given.pop(PIPES, ""))
+    limits = {**_limits(state, region, _preloaded(state)), **({PIPES: str(pipes)} if pipes else {})}
     gpus = {} if ALL in state.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(state.gpus)}
     return {**gpus, **given, **limits}
 

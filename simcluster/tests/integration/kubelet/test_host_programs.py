@@ -112,6 +112,21 @@ def test_without_namespaces_the_library_is_preloaded_and_paths_are_of_this_machi
     assert variables["PATH"] == os.environ["PATH"], "the image is this machine"
     without = host_launch(ContainerState(), ["env"], root=None)
     assert without.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in without.environment
+
+
+def test_without_namespaces_a_daemon_of_mps_is_found_in_its_directory_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    state = ContainerState(
+        gpus=[ONE],
+        env={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"},
+        mounts=[MountPoint("/tmp/nvidia-mps", str(tmp_path / "pipe"), read_only=False)],
+    )
+
+    launch = host_launch(state, ["env"], root=None)
+
+    assert launch.environment["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path / "pipe")
 
 
 class AnyUser(HostPrograms):

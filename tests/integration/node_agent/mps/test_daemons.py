@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.state_dir import SUPERVISED_VARIABLE
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, WedgedError
 from services.node_agent.mps.daemons import PROBE, PROBE_S, MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
@@ -85,6 +86,17 @@ async def test_a_daemon_has_its_limits_before_it_can_have_a_client(
     await daemons.stop(TARGET, fence=1)
     assert not await daemons.list()
     assert not Path(daemon.pipes).exists()
+
+
+async def test_a_daemon_of_leasehold_up_bears_the_mark_by_which_down_ends_it(
+    daemons: MpsDaemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SUPERVISED_VARIABLE, "/state")
+
+    daemon = await daemons.ensure(TARGET, fence=1, limits=LIMITS)
+
+    environment = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
+    assert f"{SUPERVISED_VARIABLE}=/state".encode() in environment
 
 
 async def test_a_daemon_that_does_not_apply_its_limits_is_ended_and_refused(
