@@ -54,6 +54,7 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import MPS_PRIVATE, AgentSettings, kubelet_credentials
+from services.node_agent.time_slices.time_slices import TimeSlices
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
@@ -240,18 +241,20 @@ def _build_agent(
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
         bundles=settings.bundle_directories,
     )
+    slices = TimeSlices(node, gpus.slices, settings.state_dir / "time-slices.json")
     return NodeAgent(
         node,
         watcher=watcher,
         reconciler=reconciler,
         plugins=plugins,
-        claims=ClaimDriver(node, grants, settings) if serves_claims else None,
+        claims=ClaimDriver(node, grants, slices, settings) if serves_claims else None,
         limits=LimitUpdater(node, usage, on_change=watcher.advertise_amounts),
         usage=usage,
         steering=TimeSteering(
             node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
         ),
         mps=MpsWatch(node, mps),
+        slices=slices,
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
         failed=grants.failed,

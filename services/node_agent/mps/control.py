@@ -5,7 +5,6 @@ drivers from R495 on speak).
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import socket
@@ -13,6 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from services.node_agent.programs import execute
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
 from shared.model.errors import UnavailableError
 
@@ -27,10 +27,6 @@ MOST_PATH = 107
 """Bytes of a Unix socket's path. With a longer one the daemon fails, and logs nothing."""
 
 _CREDENTIALS = struct.Struct("3i")
-
-
-class SilentError(UnavailableError):
-    """A program did not end within its time limit, and was killed."""
 
 
 class MpsControl:
@@ -98,43 +94,3 @@ class MpsControl:
                 left.unlink()
         self.pipes.chmod(0o755)  # the container's programs may be of any user
         self.logs.chmod(0o700)
-
-
-async def execute(
-    command: Sequence[str], environment: Mapping[str, str], limit_s: float, text: str = ""
-) -> tuple[int, str]:
-    """Run a program; return its exit code and output. Raises SilentError after the limit.
-
-    A daemon that it starts must not keep the pipe of the output, so without `text` there is none.
-    """
-    pipe = asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**_own_environment(), **environment},
-            stdin=pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(limit_s):
-            output, _ = await process.communicate(text.encode() or None)
-    except TimeoutError as error:
-        raise SilentError(
-            f"{command[0]} {text.strip() or command[-1]} did not end within {limit_s:g} s"
-        ) from error
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return process.returncode or 0, (output or b"").decode(errors="replace")
-
-
-def _own_environment() -> dict[str, str]:
-    """Return what a program of the driver needs of this process's environment."""
-    names = ("PATH", "LD_LIBRARY_PATH", "GPU_DRIVER_STATE")
-    return {name: os.environ[name] for name in names if name in os.environ}
