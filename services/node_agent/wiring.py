@@ -197,6 +197,18 @@ async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettin
     return node.status.node_info.container_runtime_version
 
 
+def _health(node: Node, gpus: NodeGpus) -> HealthMonitor:
+    return HealthMonitor(
+        node.name,
+        xids=gpus.driver.xids,
+        environ=os.environ,
+        policy=gpus.health_policy,
+        leases=node.leases,
+        checkpoint=node.checkpoint,
+        clock=node.clock,
+    )
+
+
 def _build_agent(
     node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime, mps: Mps
 ) -> NodeAgent:
@@ -217,15 +229,7 @@ def _build_agent(
         node,
         driver=gpus.driver,
         config=DeviceConfigLoader(node, settings),
-        health=HealthMonitor(
-            node.name,
-            xids=gpus.driver.xids,
-            environ=os.environ,
-            policy=gpus.health_policy,
-            leases=node.leases,
-            checkpoint=node.checkpoint,
-            clock=node.clock,
-        ),
+        health=_health(node, gpus),
         mig=mig,
         window=AdmissionWindow(node),
         dialects=enabled(Rules(enabled=settings.systems)),

@@ -1,11 +1,16 @@
-"""ResourceClaims of a manifest: which GPUs they request, and what their parameters ask for."""
+"""ResourceClaims of a manifest: the GPUs they request, and what their parameters ask for; pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
 from rich.text import Text
 
-from shared.dialects.nvidia.dra_parameters import Effects, read_parameters
+from shared.dialects.nvidia.dra_parameters import (
+    NVIDIA_CLASSES,
+    NVIDIA_DRIVER,
+    Effects,
+    read_parameters,
+)
 from shared.kubernetes.manifest_claims import ManifestClaim, RequestedDevice
 from shared.kubernetes.resource_claims import is_for
 from shared.model.errors import RequestError
@@ -15,10 +20,6 @@ from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DEMANDED_MODES, DRIVER, MEMORY, demanded_mode
 from shared.model.views.view import View
 
-NVIDIA = "gpu.nvidia.com"
-"""NVIDIA's DRA driver, and its class of whole GPUs."""
-CLASSES: Mapping[str, str] = {NVIDIA: DRIVER, "mig.nvidia.com": "mig.leasehold.dev"}
-"""What takes the place of NVIDIA's classes."""
 OWN = ".leasehold.dev"
 
 
@@ -67,7 +68,7 @@ def _effects(
 ) -> Iterator[tuple[Effects, Sequence[AllocatedDevice]]]:
     """Yield what parameters ask for, and for which devices. Raises RequestError."""
     for config in claim.devices.config:
-        if config.opaque is not None and config.opaque.driver in {DRIVER, NVIDIA}:
+        if config.opaque is not None and config.opaque.driver in {DRIVER, NVIDIA_DRIVER}:
             own = [device for device in devices if is_for(config, device.request)]
             yield read_parameters(bytes(config.opaque.parameters), own), own
 
@@ -75,7 +76,7 @@ def _effects(
 def _class(device: RequestedDevice) -> str:
     """Return the class of Leasehold that serves a request, or an empty text."""
     written = device.device_class_name
-    return CLASSES.get(written, written if written.endswith(OWN) else "")
+    return NVIDIA_CLASSES.get(written, written if written.endswith(OWN) else "")
 
 
 def _device(name: str, device: RequestedDevice) -> AllocatedDevice:
@@ -92,14 +93,14 @@ def _device(name: str, device: RequestedDevice) -> AllocatedDevice:
 
 def _changes(claim: ManifestClaim) -> Iterator[str]:
     for name, device in claim.devices:
-        if device.device_class_name in CLASSES:
+        if device.device_class_name in NVIDIA_CLASSES:
             yield (
                 f"deviceClassName {device.device_class_name} of request {name} is of NVIDIA's "
                 f"driver: write {_class(device)}"
             )
     for config in claim.devices.config:
-        if config.opaque is not None and config.opaque.driver == NVIDIA:
-            yield f"parameters for driver {NVIDIA} are NVIDIA's: write driver: {DRIVER}"
+        if config.opaque is not None and config.opaque.driver == NVIDIA_DRIVER:
+            yield f"parameters for driver {NVIDIA_DRIVER} are NVIDIA's: write driver: {DRIVER}"
 
 
 def _text(device: AllocatedDevice, device_class: str, interval: str | None) -> str:

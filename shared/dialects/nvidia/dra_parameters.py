@@ -6,7 +6,7 @@ https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.co
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -21,6 +21,13 @@ from shared.model.quantity import parse_quantity
 from shared.model.requests.claim import demanded_mode
 from shared.model.requests.request import ALL_PERCENT
 
+NVIDIA_DRIVER = "gpu.nvidia.com"
+"""NVIDIA's DRA driver."""
+NVIDIA_CLASSES: Mapping[str, str] = {
+    "gpu.nvidia.com": "gpu.leasehold.dev",
+    "mig.nvidia.com": "mig.leasehold.dev",
+}
+"""The DeviceClass that takes the place of each of its own."""
 MOST_DEVICES = 128
 NO_SLICES = (
     "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
