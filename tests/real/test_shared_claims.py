@@ -45,8 +45,9 @@ async def cluster() -> AsyncIterator[ClaimCluster]:
         yield started
 
 
-def request(capacity: Json | None = None) -> Json:
-    exactly: Json = {"deviceClassName": CLASS} | ({"capacity": capacity} if capacity else {})
+def request(capacity: Json | None = None, **more: Any) -> Json:
+    exactly: Json = {"deviceClassName": CLASS, **more}
+    exactly |= {"capacity": capacity} if capacity else {}
     return {"requests": [{"name": "gpu", "exactly": exactly}]}
 
 
@@ -105,12 +106,14 @@ async def test_a_second_claim_for_other_time_slices_of_the_gpu_waits_with_the_re
 ) -> None:
     namespace = "slices"
     await cluster.plane.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    for name, interval in (("first", "Long"), ("second", "Short")):
-        capacity = {"requests": {"memory": "8Gi", "cores": "10"}}
-        await cluster.add_pod(
-            namespace, name, request(capacity) | parameters(sharing=slicing(interval))
-        )
-        await until(lambda: cluster.bound_pods(namespace), limit_s=AFTER_S)
+    capacity = {"requests": {"memory": "8Gi", "cores": "10"}}
+    selector = f"device.attributes['{DRIVER}'].?timeSlices.orValue('Long') == 'Long'"
+    chosen = request(capacity, selectors=[{"cel": {"expression": selector}}])
+    await cluster.add_pod(namespace, "first", chosen | parameters(sharing=slicing("Long")))
+    await until(lambda: cluster.bound_pods(namespace), limit_s=AFTER_S)
+    await cluster.add_pod(
+        namespace, "second", request(capacity) | parameters(sharing=slicing("Short"))
+    )
     reason = "has Long time slices, and the claim asks for Short"
     await until(
         lambda: conditions(cluster, namespace), lambda seen: reason in seen, limit_s=AFTER_S
