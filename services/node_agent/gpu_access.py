@@ -26,7 +26,7 @@ class NodeGpus:
     """What sets the driver's limits on memory, or None if nothing may."""
     mps: MpsDaemons | RemoteMpsDaemons | None = None
     """What runs daemons of MPS, or None if nothing may."""
-    slices: SetTimeSlices | None = None
+    set_time_slices: SetTimeSlices | None = None
     """What sets the length of time slices, or None if nothing may."""
     has_processes: bool = True
     """Whether `/proc` shows the processes of the GPUs."""
@@ -47,7 +47,7 @@ def open_gpus(settings: AgentSettings) -> NodeGpus:
         sample=NvmlProcesses().sample,
         limits=None if socket is None else RemoteLimits(socket),
         mps=None if socket is None else RemoteMpsDaemons(socket),
-        slices=None if socket is None else RemoteSliceSetter(socket).set,
+        set_time_slices=None if socket is None else RemoteSliceSetter(socket).set,
     )
 
 

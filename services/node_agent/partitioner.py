@@ -67,7 +67,7 @@ async def partition(
     settings: PartitionerSettings,
     gpus: GpuDriver,
     mps: MpsDaemons | None = None,
-    slices: SetTimeSlices | None = None,
+    set_time_slices: SetTimeSlices | None = None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -80,7 +80,9 @@ async def partition(
         fences=settings.fences,
         proc=settings.proc_dir,
     )
-    server = PartitionServer(gpus, agent_uid=uid, limits=limits, mps=mps, slices=slices)
+    server = PartitionServer(
+        gpus, agent_uid=uid, limits=limits, mps=mps, set_time_slices=set_time_slices
+    )
     async with server.serve(settings.socket):
         await stop.wait()
 
@@ -93,9 +95,8 @@ def main() -> None:
         examples=EXAMPLES,
     )
     mps = None if settings.mps_dir is None else MpsDaemons(settings.mps_dir, proc=settings.proc_dir)
-    slices = SliceSetter().set
     run(
-        lambda: partition(settings, NvmlGpus(), mps, slices),
+        lambda: partition(settings, NvmlGpus(), mps, SliceSetter().set),
         service=NAME,
         log_level=settings.log_level,
     )

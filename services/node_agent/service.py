@@ -99,7 +99,7 @@ class NodeAgent:
         usage: UsageMonitor,
         steering: TimeSteering,
         mps: MpsWatch,
-        slices: TimeSlices,
+        time_slices: TimeSlices,
         views: ViewWriter,
         runtime: RuntimeWatch,
         failed: FailedGrants,
@@ -121,7 +121,7 @@ class NodeAgent:
         self.usage = usage
         self.steering = steering
         self.mps = mps
-        self.slices = slices
+        self.time_slices = time_slices
         self.views = views
         self.runtime = runtime
         self.failed = failed
@@ -348,7 +348,7 @@ class NodeAgent:
 
     @loops(every_s=SETTLE_S)
     async def keep_time_slices(self) -> None:
-        await self.slices.settle()
+        await self.time_slices.settle()
 
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:

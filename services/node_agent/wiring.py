@@ -245,20 +245,21 @@ def _build_agent(
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
         bundles=settings.bundle_directories,
     )
-    slices = TimeSlices(node, gpus.slices, settings.state_dir / "time-slices.json")
+    slices_file = settings.state_dir / "time-slices.json"
+    time_slices = TimeSlices(node, gpus.set_time_slices, slices_file)
     return NodeAgent(
         node,
         watcher=watcher,
         reconciler=reconciler,
         plugins=plugins,
-        claims=ClaimDriver(node, grants, slices, settings) if serves_claims else None,
+        claims=ClaimDriver(node, grants, time_slices, settings) if serves_claims else None,
         limits=LimitUpdater(node, usage, on_change=watcher.advertise_amounts),
         usage=usage,
         steering=TimeSteering(
             node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
         ),
         mps=MpsWatch(node, mps),
-        slices=slices,
+        time_slices=time_slices,
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
         failed=grants.failed,

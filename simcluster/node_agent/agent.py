@@ -163,7 +163,7 @@ def simulated_gpus(
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         limits=_limits(settings) if isinstance(gpus, DriverGpus) else None,
         mps=_mps(settings) if isinstance(gpus, DriverGpus) else None,
-        slices=_slices(settings) if isinstance(gpus, DriverGpus) else None,
+        set_time_slices=_slices(settings) if isinstance(gpus, DriverGpus) else None,
         has_processes=False,
     )
 

@@ -42,10 +42,14 @@ def main() -> None:
     mps = None
     if settings.mps_dir is not None and settings.gpu_driver_dir is not None:
         mps = simulated_mps(settings.mps_dir, settings.gpu_driver_dir)
-    slices = None
+    set_time_slices = None
     if settings.gpu_driver_dir is not None:
-        slices = simulated_slices(settings.gpu_driver_dir)
-    run(lambda: partition(settings, gpus, mps, slices), service=NAME, log_level=settings.log_level)
+        set_time_slices = simulated_slices(settings.gpu_driver_dir)
+    run(
+        lambda: partition(settings, gpus, mps, set_time_slices),
+        service=NAME,
+        log_level=settings.log_level,
+    )
 
 
 if __name__ == "__main__":

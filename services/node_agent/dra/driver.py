@@ -26,10 +26,10 @@ RETRY_S = 2.0
 
 class ClaimDriver:
     def __init__(
-        self, node: Node, grants: Grants, slices: TimeSlices, settings: AgentSettings
+        self, node: Node, grants: Grants, time_slices: TimeSlices, settings: AgentSettings
     ) -> None:
         self.node = node
-        self.preparation = ClaimPreparation(node, grants, slices, settings.cdi_directory)
+        self.preparation = ClaimPreparation(node, grants, time_slices, settings.cdi_directory)
         self.slices = SliceWriter(
             node,
             taint_effect=settings.dra_taint_effect,

@@ -50,10 +50,12 @@ FULL_DEVICE_S = 15.0
 
 
 class ClaimPreparation:
-    def __init__(self, node: Node, grants: Grants, slices: TimeSlices, cdi_directory: Path) -> None:
+    def __init__(
+        self, node: Node, grants: Grants, time_slices: TimeSlices, cdi_directory: Path
+    ) -> None:
         self.node = node
         self.grants = grants
-        self.slices = slices
+        self.time_slices = time_slices
         self.cdi_directory = cdi_directory
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
@@ -145,7 +147,7 @@ class ClaimPreparation:
         if generation:
             entries = await self._recorded_now(claim, generation)
             await self._write(claim.pod, entries)
-            await self.slices.ensure(
+            await self.time_slices.ensure(
                 {share.device for entry in entries for share in entry.lease.shares if not share.mig}
             )
         return _prepared_devices(results, entries, self.node.require_snapshot())

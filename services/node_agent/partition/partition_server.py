@@ -77,13 +77,13 @@ class PartitionServer:
         agent_uid: int,
         limits: LimitSetter | None = None,
         mps: MpsDaemons | None = None,
-        slices: SetTimeSlices | None = None,
+        set_time_slices: SetTimeSlices | None = None,
     ) -> None:
         self.gpus = gpus
         self.agent_uid = agent_uid
         self.limits = limits
         self.mps = mps
-        self.slices = slices
+        self.set_time_slices = set_time_slices
         self._partitioner = Partitioner(gpus)
         self._locks = WeakValueDictionary[Hashable, asyncio.Lock]()
         self._running: set[asyncio.Task[GoodReply]] = set()
@@ -161,13 +161,13 @@ class PartitionServer:
             return InstancesReply(gpu.mig, instances)
 
     async def _set_time_slices(self, gpu: Gpu, interval: Interval) -> TimeSlicesReply:
-        if self.slices is None:
+        if self.set_time_slices is None:
             raise RequestError("this partitioner sets no time slices")
         if gpu.mode is DeviceMode.MIG:
             raise RequestError(
                 f"device {gpu.uuid} is in MIG mode: its instances have no time slices to set"
             )
-        await self.slices(gpu.uuid, interval)
+        await self.set_time_slices(gpu.uuid, interval)
         return TimeSlicesReply()
 
     async def _reply_on_limit(self, request: LimitRequest, pid: int) -> GoodReply:

@@ -17,6 +17,7 @@ from services.node_agent.time_slices.slice_setter import (
     NO_PARTITIONER,
     SetTimeSlices,
 )
+from shared.model.devices.device import DeviceMode
 from shared.model.devices.time_slices import DEFAULT, Interval
 from shared.model.errors import UNDECODABLE, LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
@@ -54,9 +55,9 @@ class TimeSlices:
 
     async def settle(self) -> None:
         """Set what differs on the node's GPUs; report what fails once, and try again next time."""
-        changed = await self._read_changed()
+        concerned = await self._read_changed() | self._wanted().keys()
         for device in self.node.devices:
-            if device.uuid not in changed and device.uuid not in self._wanted():
+            if device.uuid not in concerned or device.mode is DeviceMode.MIG:
                 continue
             try:
                 await self.ensure((device.uuid,))

@@ -97,14 +97,14 @@ async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_r
 
 @asynccontextmanager
 async def served(
-    tmp_path: Path, *, uid: int | None = None, slices: SetTimeSlices | None = None
+    tmp_path: Path, *, uid: int | None = None, set_time_slices: SetTimeSlices | None = None
 ) -> AsyncIterator[RemotePartitioner]:
     tmp_path.mkdir(exist_ok=True)
     gpus = SimulatedGpus(
         NodeName(NODE), "1xA100-40GB:mig+1xT4", tmp_path / "faults.json", tmp_path / "mig.json"
     )
     agent_uid = os.geteuid() if uid is None else uid
-    server = PartitionServer(gpus, agent_uid=agent_uid, slices=slices)
+    server = PartitionServer(gpus, agent_uid=agent_uid, set_time_slices=set_time_slices)
     async with server.serve(tmp_path / "p.sock"):
         yield client_of(tmp_path)
 
@@ -141,7 +141,7 @@ async def test_time_slices_are_set_for_an_agent_and_not_in_mig_mode(tmp_path: Pa
             raise UnavailableError("nvidia-smi failed")
         done.append((device, interval))
 
-    async with served(tmp_path, slices=set_slices):
+    async with served(tmp_path, set_time_slices=set_slices):
         remote = RemoteSliceSetter(tmp_path / "p.sock").set
         await remote(T4, "Short")
         with pytest.raises(UnavailableError, match="nvidia-smi failed"):
