@@ -30,7 +30,8 @@ from tests.support.node_agent.node import entry_of, node_of, snapshot_of
 from tests.support.waiting import until
 
 GPU, OTHER = (gpu(number) for number in (1, 2))
-DEVICE, OTHER_DEVICE = DeviceUuid(GPU.uuid), DeviceUuid(OTHER.uuid)
+DEVICE = DeviceUuid(GPU.uuid)
+OTHER_DEVICE = DeviceUuid(OTHER.uuid)
 Make = Callable[..., TimeSlices]
 
 
