@@ -18,10 +18,16 @@ from services.claims.claim_answers import (
     ClaimEnder,
     leased_answer,
 )
-from services.claims.claim_shares import refusal_text, reservation_of, with_instances
+from services.claims.claim_shares import (
+    refusal_text,
+    reservation_of,
+    slices_refusal,
+    with_instances,
+)
 from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, ExpiringMap
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
@@ -32,7 +38,7 @@ from shared.model.events.request_reply import (
     ClaimRestoreRequest,
     LeasesReply,
 )
-from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState, time_slices_of
 from shared.model.leases.ledger import (
     AlreadyLeased,
     LedgerNode,
@@ -42,7 +48,7 @@ from shared.model.leases.ledger import (
     ReservedLease,
     TooLarge,
 )
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import DRIVER, LEASED, REFUSED
 from shared.pods.carried_leases import bound_claim, copy_in
 from shared.runtime.service import Publish, answers, handles, loops
@@ -543,14 +549,26 @@ def _reservations(
     totals: Mapping[NodeName, NodeTotals],
     decisions: ClaimDecisions,
 ) -> list[tuple[AllocatedClaim, Reservation]]:
-    """Return requests for what was allocated, in different places, and refuse what has none."""
+    """Return requests for what was allocated, in different places, and refuse what has none.
+
+    Of claims for different time slices of one GPU, one is leased: the others are decided after it.
+    """
     nodes = {name: node_totals.node for name, node_totals in totals.items()}
     wanted: list[tuple[AllocatedClaim, Reservation]] = []
+    asked: dict[tuple[NodeName, DeviceUuid], Interval] = {}
     for claim in claims:
         node = nodes.get(claim.node)
         request = reservation_of(claim, node, decisions.traces[claim.claim])
         if not isinstance(request, Reservation):
             decisions.refused.append((claim, request))
+            continue
+        leases = totals[claim.node].leases if claim.node in totals else ()
+        if refusal := slices_refusal(request, leases):
+            decisions.refused.append((claim, refusal))
+            continue
+        slices = time_slices_of(request.candidates[0].shares, request.intervals)
+        if any(asked.setdefault((claim.node, uuid), of) != of for uuid, of in slices.items()):
+            decisions.unresolved.append(f"{_named(claim)} has to wait for another one's lease")
             continue
         wanted.append((claim, request))
         if node is not None:

@@ -20,6 +20,7 @@ from shared.model.devices.enforcers import (
     MemoryEnforcer,
     SharingMode,
 )
+from shared.model.devices.time_slices import DEFAULT, Interval
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.leases.lease_copy import dump_lease
@@ -61,6 +62,7 @@ def reservation_of(
         node=claim.node,
         shares=tuple(shares),
         claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
+        intervals={device.request: device.interval for device in claim.devices if device.interval},
         trace=trace,
     )
     size = len(dump_lease(lease)) + NUMBERS_BYTES * (2 + len(shares))
@@ -75,6 +77,7 @@ def reservation_of(
         name=lease.name,
         candidates=(Placement(node=lease.node, shares=lease.shares),),
         claim=lease.claim,
+        intervals=lease.intervals,
         trace=lease.trace,
     )
 
@@ -95,6 +98,12 @@ def _shares_of(claim: AllocatedClaim, node: LedgerNode | None) -> list[Share] | 
             if holding is None:
                 return _unheld_text(claim.node, device, demand, use.mode)
             shares.append(share_of(allocated, device, holding))
+        elif allocated.interval not in {None, DEFAULT}:
+            return (
+                f"sharing.timeSlicingConfig.interval is {allocated.interval}, and request "
+                f"{allocated.request} has an instance of MIG, which has no time slices to set: "
+                "leave it out"
+            )
         else:
             shares.append(instance_of(allocated, device, profile))
             if device.uuid not in profiles:
@@ -230,6 +239,38 @@ def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile)
     )
 
 
+def slices_refusal(wanted: Reservation, leases: Iterable[Lease]) -> str:
+    """Return why time slices of the wanted length cannot be set beside a node's leases, or "".
+
+    A GPU has one length for all of its processes. Leases that ask for none have any.
+    """
+    [candidate] = wanted.candidates
+    asked: dict[DeviceUuid, Interval] = {}
+    others = [(lease, lease.time_slices) for lease in leases if lease.pod != wanted.pod]
+    for share in candidate.shares:
+        interval = wanted.intervals.get(share.container)
+        if interval is None or share.mig is not None:
+            continue
+        where = f"{_gpu_of(share)} of {candidate.node}"
+        if asked.setdefault(share.device, interval) != interval:
+            return (
+                f"the claim asks for time slices of two lengths on {where}: "
+                f"{asked[share.device]} and {interval}"
+            )
+        asking = [lease for lease, of in others if of.get(share.device, interval) != interval]
+        if asking:
+            return (
+                f"{where} has {asking[0].time_slices[share.device]} time slices, and the claim "
+                f"asks for {interval}: a GPU has one length of them at a time, asked for by "
+                f"{holders(asking, share.device, wanted.namespace)}"
+            )
+    return ""
+
+
+def _gpu_of(share: Share) -> str:
+    return f"GPU {share.index} ({share.device})"
+
+
 def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share:
     return Share(
         container=allocated.request,
@@ -253,7 +294,7 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
     share = (named or list(candidate.shares))[0]
     device = devices.get(share.device)
     if totals is None or device is None or not device.healthy:
-        where = f"GPU {share.index} ({share.device}) of {candidate.node}"
+        where = f"{_gpu_of(share)} of {candidate.node}"
         fault = f": {device.public_fault}" if device and device.public_fault else ""
         return f"{where} is not available{fault}"
     held = holders(totals.leases, device.uuid, wanted.namespace)

@@ -14,6 +14,7 @@ from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.partition.layout_reconciler import Partitioners
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.settings import AgentSettings
+from services.node_agent.time_slices.slice_setter import RemoteSliceSetter, SetTimeSlices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class NodeGpus:
     """What sets the driver's limits on memory, or None if nothing may."""
     mps: MpsDaemons | RemoteMpsDaemons | None = None
     """What runs daemons of MPS, or None if nothing may."""
+    set_time_slices: SetTimeSlices | None = None
+    """What sets the length of time slices, or None if nothing may."""
     has_processes: bool = True
     """Whether `/proc` shows the processes of the GPUs."""
 
@@ -44,6 +47,7 @@ def open_gpus(settings: AgentSettings) -> NodeGpus:
         sample=NvmlProcesses().sample,
         limits=None if socket is None else RemoteLimits(socket),
         mps=None if socket is None else RemoteMpsDaemons(socket),
+        set_time_slices=None if socket is None else RemoteSliceSetter(socket).set,
     )
 
 

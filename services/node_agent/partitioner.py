@@ -1,4 +1,4 @@
-"""`python -m services.node_agent.partitioner`: MIG layouts, limits of memory and daemons of MPS.
+"""`python -m services.node_agent.partitioner`: MIG layouts, limits of memory, MPS and time slices.
 
 The one process with the privileges that this needs; see docs/decisions/0004.
 """
@@ -16,18 +16,20 @@ from services.node_agent.memory_limits.cgroup_tree import CGROUPS, CgroupTree
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.partition.partition_server import PartitionServer
+from services.node_agent.time_slices.slice_setter import SetTimeSlices, SliceSetter
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, log_level_setting, setting
 
 NAME = "partitioner"
 ABOUT = """Changes layouts of GPUs in MIG mode, sets the driver's limits on the memory of
-containers, and runs control daemons of MPS, for this node's unprivileged agent.
+containers and the length of time slices, and runs control daemons of MPS, for this node's
+unprivileged agent.
 
 It needs CAP_SYS_ADMIN; for MIG the driver's capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
 NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit); for limits of memory the driver
 R615, the PIDs of the node and its /sys/fs/cgroup, writable; for MPS the PIDs of the node and
-NVIDIA_DRIVER_CAPABILITIES=compute,utility. It needs no network, no API server and
-no kubelet."""
+NVIDIA_DRIVER_CAPABILITIES=compute,utility; for time slices nvidia-smi. It needs no
+network, no API server and no kubelet."""
 EXAMPLES = (
     "python -m services.node_agent.partitioner --socket /run/leasehold/partition.sock",
     "python -m services.node_agent --partition-socket /run/leasehold/partition.sock   # beside it",
@@ -62,7 +64,10 @@ class PartitionerSettings:
 
 
 async def partition(
-    settings: PartitionerSettings, gpus: GpuDriver, mps: MpsDaemons | None = None
+    settings: PartitionerSettings,
+    gpus: GpuDriver,
+    mps: MpsDaemons | None = None,
+    set_time_slices: SetTimeSlices | None = None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -75,7 +80,9 @@ async def partition(
         fences=settings.fences,
         proc=settings.proc_dir,
     )
-    server = PartitionServer(gpus, agent_uid=uid, limits=limits, mps=mps)
+    server = PartitionServer(
+        gpus, agent_uid=uid, limits=limits, mps=mps, set_time_slices=set_time_slices
+    )
     async with server.serve(settings.socket):
         await stop.wait()
 
@@ -88,7 +95,11 @@ def main() -> None:
         examples=EXAMPLES,
     )
     mps = None if settings.mps_dir is None else MpsDaemons(settings.mps_dir, proc=settings.proc_dir)
-    run(lambda: partition(settings, NvmlGpus(), mps), service=NAME, log_level=settings.log_level)
+    run(
+        lambda: partition(settings, NvmlGpus(), mps, SliceSetter().set),
+        service=NAME,
+        log_level=settings.log_level,
+    )
 
 
 if __name__ == "__main__":

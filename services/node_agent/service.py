@@ -22,6 +22,7 @@ from services.node_agent.records.device_guard import (
     close_unrecorded,
 )
 from services.node_agent.resize.limit_updates import LimitUpdater
+from services.node_agent.time_slices.time_slices import SETTLE_S, TimeSlices
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
 from shared.model.clock import until_tick, wait_for_event
@@ -98,6 +99,7 @@ class NodeAgent:
         usage: UsageMonitor,
         steering: TimeSteering,
         mps: MpsWatch,
+        time_slices: TimeSlices,
         views: ViewWriter,
         runtime: RuntimeWatch,
         failed: FailedGrants,
@@ -119,6 +121,7 @@ class NodeAgent:
         self.usage = usage
         self.steering = steering
         self.mps = mps
+        self.time_slices = time_slices
         self.views = views
         self.runtime = runtime
         self.failed = failed
@@ -342,6 +345,10 @@ class NodeAgent:
     @loops
     async def probe_mps(self) -> None:
         await self.mps.probe_servers()
+
+    @loops(every_s=SETTLE_S)
+    async def keep_time_slices(self) -> None:
+        await self.time_slices.settle()
 
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:

@@ -54,6 +54,7 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import MPS_PRIVATE, AgentSettings, kubelet_credentials
+from services.node_agent.time_slices.time_slices import TimeSlices
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
@@ -196,6 +197,18 @@ async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettin
     return node.status.node_info.container_runtime_version
 
 
+def _health(node: Node, gpus: NodeGpus) -> HealthMonitor:
+    return HealthMonitor(
+        node.name,
+        xids=gpus.driver.xids,
+        environ=os.environ,
+        policy=gpus.health_policy,
+        leases=node.leases,
+        checkpoint=node.checkpoint,
+        clock=node.clock,
+    )
+
+
 def _build_agent(
     node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime, mps: Mps
 ) -> NodeAgent:
@@ -216,15 +229,7 @@ def _build_agent(
         node,
         driver=gpus.driver,
         config=DeviceConfigLoader(node, settings),
-        health=HealthMonitor(
-            node.name,
-            xids=gpus.driver.xids,
-            environ=os.environ,
-            policy=gpus.health_policy,
-            leases=node.leases,
-            checkpoint=node.checkpoint,
-            clock=node.clock,
-        ),
+        health=_health(node, gpus),
         mig=mig,
         window=AdmissionWindow(node),
         dialects=enabled(Rules(enabled=settings.systems)),
@@ -240,18 +245,21 @@ def _build_agent(
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
         bundles=settings.bundle_directories,
     )
+    slices_file = settings.state_dir / "time-slices.json"
+    time_slices = TimeSlices(node, gpus.set_time_slices, slices_file)
     return NodeAgent(
         node,
         watcher=watcher,
         reconciler=reconciler,
         plugins=plugins,
-        claims=ClaimDriver(node, grants, settings) if serves_claims else None,
+        claims=ClaimDriver(node, grants, time_slices, settings) if serves_claims else None,
         limits=LimitUpdater(node, usage, on_change=watcher.advertise_amounts),
         usage=usage,
         steering=TimeSteering(
             node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
         ),
         mps=MpsWatch(node, mps),
+        time_slices=time_slices,
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
         failed=grants.failed,

@@ -36,10 +36,11 @@ class ManifestPod:
     """How many such pods run at once."""
 
 
-def pods_in(text: str, source: str) -> list[ManifestPod]:
+def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
-    Raises RequestError, naming the document, for text that is not a manifest or has no pods.
+    Raises RequestError, naming the document, for text that is not a manifest, or has no pods where
+    it needs some.
 
     >>> text = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}"
     >>> [pod.origin for pod in pods_in(text, "pod.yaml")]
@@ -55,7 +56,7 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
         for number, document in enumerate(documents, start=1)
         for pod in _pods_of(document, f"{source}, document {number}")
     ]
-    if not pods:
+    if needs_some and not pods:
         kinds = ", ".join(("Pod", *TEMPLATES, "Volcano Job", "List"))
         raise RequestError(
             f"{source} has no pod in it; pods are found in {kinds}, and wherever another kind has "

@@ -4,15 +4,16 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from msgspec import Raw, Struct, field
 
-from shared.dialects.nvidia.dra_parameters import check_parameters
+from shared.dialects.nvidia.dra_parameters import read_parameters
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import Condition, ObjectMeta, Quantities
 from shared.model.bounds import check_bounds, cut
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.names import Namespace, NodeName, PodUid
@@ -129,7 +130,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         name=claim.metadata.name,
         node=NodeName(nodes[0]),
         generation=generation_of(allocation.allocation_timestamp or "", given),
-        devices=devices,
+        devices=parameters.devices,
         admin_devices=administered,
         consumers=tuple(consumers),
         consumer_names=tuple(consumers.values()),
@@ -157,6 +158,8 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
 
 
 class _Parameters(NamedTuple):
+    devices: tuple[AllocatedDevice, ...]
+    """With the length of time slices for which they ask."""
     refusal: str = ""
     """Why they cannot be met, or empty."""
     warning: str = ""
@@ -164,28 +167,35 @@ class _Parameters(NamedTuple):
 
 
 def _read_parameters(
-    allocation: AllocationResult, devices: Sequence[AllocatedDevice]
+    allocation: AllocationResult, devices: tuple[AllocatedDevice, ...]
 ) -> _Parameters:
-    """Return what is to be said of the parameters for our driver.
+    """Return what the parameters for our driver ask for.
 
-    Those that name requests are for their devices. A request of a prioritized list is named alone,
-    or with its choice.
+    Of two for one device, the later ones count: a claim's come after its class's.
     """
     warning = ""
+    intervals: dict[AllocatedDevice, Interval | None] = {}
     for config in allocation.devices.config:
         if config.opaque is None or config.opaque.driver != DRIVER:
             continue
-        own = [
-            device
-            for device in devices
-            if not config.requests
-            or {device.request, device.request.partition("/")[0]} & set(config.requests)
-        ]
+        own = [device for device in devices if is_for(config, device.request)]
         try:
-            warning = check_parameters(bytes(config.opaque.parameters), own) or warning
+            effects = read_parameters(bytes(config.opaque.parameters), own)
         except RequestError as error:
-            return _Parameters(refusal=cut(str(error)))
-    return _Parameters(warning=warning)
+            return _Parameters(devices, refusal=cut(str(error)))
+        warning = effects.warning or warning
+        intervals |= dict.fromkeys(own, effects.interval)
+    asking = tuple(replace(device, interval=intervals.get(device)) for device in devices)
+    return _Parameters(asking, warning=warning)
+
+
+def is_for(config: DeviceAllocationConfiguration, request: str) -> bool:
+    """Return whether parameters are for the devices of a request.
+
+    One of a prioritized list is named alone, or with its choice.
+    """
+    names = {request, request.partition("/")[0]}
+    return not config.requests or not names.isdisjoint(config.requests)
 
 
 def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:

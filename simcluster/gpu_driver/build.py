@@ -24,7 +24,7 @@ PRODUCTS = {
     ),
     "gpu-control": ("gpu-control.c", "cgroup_limits.c", "turns.c", "state.c"),
     "gpu-load": ("gpu-load.c",),
-    "nvidia-smi": ("nvidia-smi.c",),
+    "nvidia-smi": ("nvidia-smi.c", "state.c"),
 }
 """What each file of the driver is compiled from."""
 

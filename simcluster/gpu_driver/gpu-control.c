@@ -137,7 +137,8 @@ static void show_limits(void) {
 
 static void show(void) {
     for (int g = 0; g < state->gpu_count; g++) {
-        printf("gpu %s total %lu used %lu\n", state->gpus[g].uuid, state->gpus[g].memory, used_bytes(g, -1));
+        printf("gpu %s total %lu used %lu timeslice %d\n", state->gpus[g].uuid, state->gpus[g].memory, used_bytes(g, -1),
+               atomic_load(&state->gpus[g].timeslice));
         for (int i = 0; i < INSTANCES; i++)
             for (int c = 0; state->gpus[g].instances[i].made && c < COMPUTES; c++)
                 if (state->gpus[g].instances[i].computes[c].slices)

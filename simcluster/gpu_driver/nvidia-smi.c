@@ -2,12 +2,12 @@
  *
  *   nvidia-smi       a table
  *   nvidia-smi -L    a line per GPU and per MIG device with its UUID
+ *   nvidia-smi compute-policy -i UUID --set-timeslice N    sets the length of a GPU's time slices
  *
  * NVML's functions are looked up by name, so that HAMi-core can replace them. */
+#include "state.h"
+
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void *library;
 static void *function(const char *name) {
@@ -70,12 +70,31 @@ static void print_gpu(unsigned number, int list) {
     print_mig_devices(device, list);
 }
 
+static int set_timeslice(const char *uuid, const char *number) {
+    char *end;
+    long timeslice = strtol(number, &end, 10);
+    if (!*number || *end || timeslice < 0 || timeslice >= TIMESLICES) {
+        printf("Invalid timeslice %s\n", number);
+        return 2;
+    }
+    for (int g = 0; open_state(0) && g < state->gpu_count; g++)
+        if (!strcmp(state->gpus[g].uuid, uuid)) {
+            atomic_store(&state->gpus[g].timeslice, (int)timeslice);
+            return 0;
+        }
+    printf("No devices were found\n");
+    return 6;
+}
+
 int main(int count, char **arguments) {
+    if (count == 6 && !strcmp(arguments[1], "compute-policy") && !strcmp(arguments[2], "-i") &&
+        !strcmp(arguments[4], "--set-timeslice"))
+        return set_timeslice(arguments[3], arguments[5]);
     int list = count == 2 && !strcmp(arguments[1], "-L"), version = 0;
     unsigned gpus = 0;
     char driver[80] = "";
     if (count > 1 && !list) {
-        fprintf(stderr, "the simulated nvidia-smi has one option: -L\n");
+        fprintf(stderr, "the simulated nvidia-smi has -L, and compute-policy -i UUID --set-timeslice N\n");
         return 2;
     }
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);

@@ -40,6 +40,7 @@ enum {
     CGROUP_BYTES = 496, /* of a cgroup's path, with the byte at its end */
     QUEUES = 8,         /* GPUs on which one process has work at a time */
     RING = 1024,        /* kernels and events that a queue holds: a launch waits for room, as in a real one */
+    TIMESLICES = 4,     /* lengths that processes' turns may have; here all are the same */
     TICKS = 64          /* busy time is kept in TICKS ticks of TICK_NS */
 };
 /* What `gpu-control` can make of a GPU; fault_names has their names. */
@@ -100,6 +101,7 @@ struct gpu {
     struct gpu_instance instances[INSTANCES];
     struct turns turns;
     _Atomic int faults[FAULTS];
+    _Atomic int timeslice; /* as nvidia-smi compute-policy sets it: 0 to TIMESLICES - 1 */
     _Atomic uint64_t xid_count;
     _Atomic uint32_t xids[XIDS];
 };

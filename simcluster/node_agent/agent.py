@@ -17,6 +17,11 @@ from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mps.daemons import PROBE, MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.settings import AgentSettings
+from services.node_agent.time_slices.slice_setter import (
+    RemoteSliceSetter,
+    SetTimeSlices,
+    SliceSetter,
+)
 from shared.model.errors import RequestError, UnavailableError
 from shared.runtime.settings import setting
 from simcluster.gpu_driver.build import build
@@ -158,6 +163,7 @@ def simulated_gpus(
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         limits=_limits(settings) if isinstance(gpus, DriverGpus) else None,
         mps=_mps(settings) if isinstance(gpus, DriverGpus) else None,
+        set_time_slices=_slices(settings) if isinstance(gpus, DriverGpus) else None,
         has_processes=False,
     )
 
@@ -186,10 +192,25 @@ def _mps(settings: SimulatedAgentSettings) -> MpsDaemons | RemoteMpsDaemons:
 
 def simulated_mps(root: Path, gpus: Path | None) -> MpsDaemons:
     """Return the daemons of MPS of simulated GPUs."""
+    probe = ("env", *driver_variables(gpus), *PROBE)
+    return MpsDaemons(root, program=command(), probe=probe)
+
+
+def _slices(settings: SimulatedAgentSettings) -> SetTimeSlices:
+    if settings.partition_socket is not None:
+        return RemoteSliceSetter(settings.partition_socket).set
+    return simulated_slices(settings.gpu_driver_dir)
+
+
+def simulated_slices(gpus: Path | None) -> SetTimeSlices:
+    """Return what sets the time slices of simulated GPUs: their driver's nvidia-smi."""
+    return SliceSetter(("env", *driver_variables(gpus), str(build() / "nvidia-smi"))).set
+
+
+def driver_variables(gpus: Path | None) -> list[str]:
+    """Return the variables by which a program finds simulated GPUs."""
     variables = [f"LD_LIBRARY_PATH={build()}"]
-    if gpus is not None:
-        variables.append(f"{VARIABLE}={gpus / STATE}")
-    return MpsDaemons(root, program=command(), probe=("env", *variables, *PROBE))
+    return variables if gpus is None else [*variables, f"{VARIABLE}={gpus / STATE}"]
 
 
 def _driver_gpus(

@@ -8,7 +8,7 @@ from services.node_agent.partitioner import ABOUT, NAME, PartitionerSettings, pa
 from shared.model.names import NodeName
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, setting
-from simcluster.node_agent.agent import GPUS_HELP, MIG_FILE, simulated_mps
+from simcluster.node_agent.agent import GPUS_HELP, MIG_FILE, simulated_mps, simulated_slices
 from simcluster.node_agent.driver import DriverGpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, SimulatedGpus
 
@@ -42,7 +42,14 @@ def main() -> None:
     mps = None
     if settings.mps_dir is not None and settings.gpu_driver_dir is not None:
         mps = simulated_mps(settings.mps_dir, settings.gpu_driver_dir)
-    run(lambda: partition(settings, gpus, mps), service=NAME, log_level=settings.log_level)
+    set_time_slices = None
+    if settings.gpu_driver_dir is not None:
+        set_time_slices = simulated_slices(settings.gpu_driver_dir)
+    run(
+        lambda: partition(settings, gpus, mps, set_time_slices),
+        service=NAME,
+        log_level=settings.log_level,
+    )
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import LEASE_SYNC_RETRY_S
+from services.node_agent.time_slices.time_slices import TimeSlices
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
@@ -187,7 +188,12 @@ class Agent:
         grants = Grants(self.known, self.mig, self.reconciler)
         self.failed = grants.failed
         self.handler = AllocationHandler(self.known, self.pods, grants, host)
-        self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
+        self.preparation = ClaimPreparation(
+            self.known,
+            grants,
+            TimeSlices(self.known, None, node.folder / f"{node.name}-time-slices.json"),
+            node.folder / f"{node.name}-cdi",
+        )
         self.limits = ModelLimits(node, self)
 
     async def probe(self, *, config: SharingConfig) -> None:

@@ -45,8 +45,9 @@ async def cluster() -> AsyncIterator[ClaimCluster]:
         yield started
 
 
-def request(capacity: Json | None = None) -> Json:
-    exactly: Json = {"deviceClassName": CLASS} | ({"capacity": capacity} if capacity else {})
+def request(capacity: Json | None = None, **more: Any) -> Json:
+    exactly: Json = {"deviceClassName": CLASS, **more}
+    exactly |= {"capacity": capacity} if capacity else {}
     return {"requests": [{"name": "gpu", "exactly": exactly}]}
 
 
@@ -56,13 +57,14 @@ def parameters(**fields: Any) -> Json:
     return {"config": [{"opaque": {"driver": DRIVER, "parameters": config}}]}
 
 
-TIME_SLICING = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}
+def slicing(interval: str) -> Json:
+    return {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
 
 
 @pytest.mark.parametrize(
     ("name", "devices", "mib", "whole"),
     [
-        ("time-slices", request(PART) | parameters(sharing=TIME_SLICING), PART_MIB, False),
+        ("time-slices", request(PART) | parameters(sharing=slicing("Default")), PART_MIB, False),
         ("exclusive", request() | parameters(), GPU_MIB, True),
     ],
 )
@@ -83,11 +85,7 @@ async def test_a_claim_with_parameters_that_hold_is_leased_and_its_pod_is_bound(
     ("name", "sharing", "words"),
     [
         ("mps", {"strategy": "MPS"}, "the claim has a device without"),
-        (
-            "long-slices",
-            {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
-            "interval is Long",
-        ),
+        ("longer-slices", slicing("Longer"), "Invalid enum value 'Longer'"),
     ],
 )
 async def test_a_claim_with_parameters_that_nothing_holds_is_refused_with_the_reason(
@@ -101,6 +99,29 @@ async def test_a_claim_with_parameters_that_nothing_holds_is_refused_with_the_re
     assert not await cluster.bound_pods(name)
     assert not await cluster.leases(name)
     await cluster.clear(name)
+
+
+async def test_a_second_claim_for_other_time_slices_of_the_gpu_waits_with_the_reason(
+    cluster: ClaimCluster,
+) -> None:
+    namespace = "slices"
+    await cluster.plane.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    capacity = {"requests": {"memory": "8Gi", "cores": "10"}}
+    selector = f"device.attributes['{DRIVER}'].?timeSlices.orValue('Long') == 'Long'"
+    chosen = request(capacity, selectors=[{"cel": {"expression": selector}}])
+    await cluster.add_pod(namespace, "first", chosen | parameters(sharing=slicing("Long")))
+    await until(lambda: cluster.bound_pods(namespace), limit_s=AFTER_S)
+    await cluster.add_pod(
+        namespace, "second", request(capacity) | parameters(sharing=slicing("Short"))
+    )
+    reason = "has Long time slices, and the claim asks for Short"
+    await until(
+        lambda: conditions(cluster, namespace), lambda seen: reason in seen, limit_s=AFTER_S
+    )
+
+    [lease] = (await cluster.leases(namespace)).values()
+    assert set(lease.time_slices.values()) == {"Long"}
+    await cluster.clear(namespace)
 
 
 async def conditions(cluster: ClaimCluster, namespace: str) -> str:

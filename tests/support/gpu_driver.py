@@ -263,6 +263,15 @@ class GpuDriver:
             if load.process.returncode is None:
                 load.kill()
 
+    def timeslice(self, uuid: str) -> int:
+        """Return the number of the length of a GPU's time slices."""
+        line = next(line for line in self._show() if line.startswith(f"gpu {uuid} "))
+        return int(line.rpartition(" timeslice ")[2])
+
+    def set_timeslice(self, uuid: str, number: int) -> None:
+        command = ("compute-policy", "-i", uuid, "--set-timeslice", str(number))
+        subprocess.run([self.folder / "nvidia-smi", *command], env=self.environment, check=True)
+
     def _show(self) -> list[str]:
         return self._control("show").splitlines() if self.state.exists() else []
 

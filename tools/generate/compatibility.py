@@ -360,11 +360,7 @@ _NEEDS_GPU = "it needs a GPU"
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
-    "words": {
-        34: "nothing sets the length of time slices: a claim with an interval other than Default "
-        "is refused ([what is wrong or cannot be met is refused with the field]"
-        "(unit/dialects/test_dra_parameters.py))",
-    },
+    "words": {},
     "gpusharing": {},
     "hami_core": {
         34: "Leasehold does not limit it; an operator can, "

@@ -172,10 +172,7 @@ def _to_a_healthy_gpu(pod: PodSummary) -> str:
 
 def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator[str]:
     yield from _gang_lines(view.gang)
-    if lease.claim is not None:
-        pods = len(lease.claim.consumers)
-        users = f", which {pods} pods use" if pods > 1 else ""
-        yield f"claim       {lease.namespace}/{lease.name}{users}"
+    yield from _claim_lines(lease)
     devices = {device.uuid: device for device in view.devices}
     alike: dict[tuple[str, str, str, MigPlacement | None], list[ShareView]] = {}
     for share in lease.shares:
@@ -277,6 +274,16 @@ def _choice_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[st
     if lease.weighed:
         yield f"chosen      {lease.weighed}"
     yield from other_nodes_lines(lease, nodes)
+
+
+def _claim_lines(lease: LeaseView) -> Iterator[str]:
+    if lease.claim is None:
+        return
+    pods = len(lease.claim.consumers)
+    users = f", which {pods} pods use" if pods > 1 else ""
+    yield f"claim       {lease.namespace}/{lease.name}{users}"
+    for request, interval in lease.intervals.items():
+        yield f"slices      {interval} on the GPUs of request {request}, by the claim's parameters"
 
 
 def _share_kind(

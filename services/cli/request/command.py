@@ -16,6 +16,7 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain
+from services.cli.request.claims import ClaimReport, claim_lines, report_of_claim
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
@@ -25,6 +26,7 @@ from shared.dialects.hami_core import LIBRARY
 from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import did_you_mean, find_misplaced, find_unread, unknown_gpus
+from shared.kubernetes.manifest_claims import claims_in
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import BILLION
@@ -181,10 +183,20 @@ class PodReport(View, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     """Of words without effect, as admission gives them."""
     binding: dict[str, str] = field(default_factory=dict)
+    claims: tuple[str, ...] = ()
+    """Names of its `spec.resourceClaims`."""
 
 
 class ManifestReport(View, frozen=True, kw_only=True):
     pods: tuple[PodReport, ...]
+    claims: tuple[ClaimReport, ...] = ()
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether everything would be granted as it is written."""
+        return not any(report.fault or report.refusal for report in self.pods) and not any(
+            report.fault or report.changes for report in self.claims
+        )
 
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
@@ -207,7 +219,12 @@ def report_of(
 ) -> PodReport:
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = parse_manifest(written.pod, rules)
-    report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
+    report = PodReport(
+        origin=written.origin,
+        scheduler=scheduler,
+        ours=scheduler in schedulers,
+        claims=tuple(claim.name for claim in written.pod.spec.resource_claims),
+    )
     if parsed.request is not None:
         warnings = _warnings(view_of(written.pod), parsed.request)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
@@ -367,6 +384,8 @@ def _lines(report: PodReport) -> Iterable[Text]:
         yield Text(f"  warning     {warning}", style="yellow")
     if not report.containers:
         yield Text("  requests no GPU by a resource name that Leasehold knows")
+        for name in report.claims:
+            yield Text(f"  claim       {name}: kube-scheduler allocates it, see docs/claims.md")
         return
     yield from _scheduler_lines(report)
     yield Text(f"  requested   in the words of {report.dialect}")
@@ -421,13 +440,17 @@ def explain_manifest(flags: Explain) -> int:
     example = parse_example_node(flags.gpu, now_s=time.time())
     rules = load_watcher_rules(flags.volcano_conf)
     schedulers = own_schedulers(flags.schedulers)
-    pods = pods_in(text, source)
+    claims = claims_in(text, source)
+    pods = pods_in(text, source, needs_some=not claims)
     manifest_report = ManifestReport(
-        pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods)
+        pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods),
+        claims=tuple(map(report_of_claim, claims)),
     )
-    terminal.show(
-        flags.output,
-        manifest_report,
-        lambda view: Group(*(line for report in view.pods for line in _lines(report))),
-    )
-    return 1 if any(report.fault or report.refusal for report in manifest_report.pods) else 0
+    terminal.show(flags.output, manifest_report, _shown)
+    return 0 if manifest_report.is_granted else 1
+
+
+def _shown(report: ManifestReport) -> Group:
+    of_pods = (line for pod in report.pods for line in _lines(pod))
+    of_claims = (line for claim in report.claims for line in claim_lines(claim))
+    return Group(*of_pods, *of_claims)

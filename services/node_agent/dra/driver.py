@@ -11,6 +11,7 @@ from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
+from services.node_agent.time_slices.time_slices import TimeSlices
 from shared.kubernetes.paths import pod_path
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
@@ -24,9 +25,11 @@ RETRY_S = 2.0
 
 
 class ClaimDriver:
-    def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
+    def __init__(
+        self, node: Node, grants: Grants, time_slices: TimeSlices, settings: AgentSettings
+    ) -> None:
         self.node = node
-        self.preparation = ClaimPreparation(node, grants, settings.cdi_directory)
+        self.preparation = ClaimPreparation(node, grants, time_slices, settings.cdi_directory)
         self.slices = SliceWriter(
             node,
             taint_effect=settings.dra_taint_effect,

@@ -27,6 +27,7 @@ from services.node_agent.dra.resource_claims import (
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
+from services.node_agent.time_slices.time_slices import TimeSlices
 from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -49,9 +50,12 @@ FULL_DEVICE_S = 15.0
 
 
 class ClaimPreparation:
-    def __init__(self, node: Node, grants: Grants, cdi_directory: Path) -> None:
+    def __init__(
+        self, node: Node, grants: Grants, time_slices: TimeSlices, cdi_directory: Path
+    ) -> None:
         self.node = node
         self.grants = grants
+        self.time_slices = time_slices
         self.cdi_directory = cdi_directory
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
@@ -143,6 +147,9 @@ class ClaimPreparation:
         if generation:
             entries = await self._recorded_now(claim, generation)
             await self._write(claim.pod, entries)
+            await self.time_slices.ensure(
+                {share.device for entry in entries for share in entry.lease.shares if not share.mig}
+            )
         return _prepared_devices(results, entries, self.node.require_snapshot())
 
     async def _recorded_now(

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from services.node_agent.gpus.inventory import PER_NVLINK
 from shared.model.devices.device import LABEL_LENGTH, Device, MigProfile
 from shared.model.devices.enforcers import NO_DEMAND, HeldBy, SharingMode
+from shared.model.devices.time_slices import Interval
 from shared.model.leases.lease import Booking, Lease, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.claim import (
@@ -100,6 +101,8 @@ def build_slices(
                     devices.append(_instances(name, part.profile, count, device, node))
             elif (capacity := left.capacity(device)) is not None:
                 attributes = _attributes(device, node, linked)
+                if interval := left.time_slices.get(device.uuid):
+                    attributes["timeSlices"] = {"string": interval}
                 devices.append(_device(part.mode, attributes, capacity, device, node))
     counted = [device for device in node.devices if node.has_groups and _modes(device)]
     specs = {
@@ -178,6 +181,7 @@ class _Left:
         self.cores_given: Counter[DeviceUuid] = Counter()
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
         self.modes: dict[DeviceUuid, SharingMode] = {}
+        self.time_slices: dict[DeviceUuid, Interval] = {}
         self.layouts: dict[DeviceUuid, str] = {}
         self.positions: defaultdict[DeviceUuid, int] = defaultdict(int)
         """Bits of the layout's positions that are leased."""
@@ -188,6 +192,7 @@ class _Left:
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
             )
             self.modes |= {share.device: share.mode for share in lease.shares}
+            self.time_slices |= lease.time_slices
             for place, device in ((s.mig, s.device) for s in lease.shares if s.mig is not None):
                 self.layouts[device] = place.layout
                 self.positions[device] |= 1 << place.position

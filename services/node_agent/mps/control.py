@@ -9,12 +9,10 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
+from services.node_agent.programs import execute
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
 from shared.model.errors import UnavailableError
 
@@ -29,12 +27,6 @@ MOST_PATH = 107
 """Bytes of a Unix socket's path. With a longer one the daemon fails, and logs nothing."""
 
 _CREDENTIALS = struct.Struct("3i")
-_WAITS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="mps")
-"""Wait for commands: those that hang keep nothing else waiting."""
-
-
-class SilentError(UnavailableError):
-    """A program did not end within its time limit, and was killed."""
 
 
 class MpsControl:
@@ -102,52 +94,3 @@ class MpsControl:
                 left.unlink()
         self.pipes.chmod(0o755)  # the container's programs may be of any user
         self.logs.chmod(0o700)
-
-
-async def execute(
-    command: Sequence[str], environment: Mapping[str, str], limit_s: float, text: str = ""
-) -> tuple[int, str]:
-    """Run a program; return its exit code and output. Raises SilentError after the limit.
-
-    A daemon that it starts must not keep the pipe of the output, so without `text` there is none.
-    """
-    wait = partial(asyncio.get_running_loop().run_in_executor, _WAITS)
-    process = _spawn(command, environment, has_pipe=bool(text))
-    try:
-        output, _ = await wait(process.communicate, text.encode() or None, limit_s)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        await wait(process.communicate)
-        raise SilentError(
-            f"{command[0]} {text.strip() or command[-1]} did not end within {limit_s:g} s"
-        ) from error
-    finally:
-        process.kill()  # if this is cancelled; one that was waited for gets no signal
-    return process.returncode, (output or b"").decode(errors="replace")
-
-
-def _spawn(
-    command: Sequence[str], environment: Mapping[str, str], *, has_pipe: bool
-) -> subprocess.Popen[bytes]:
-    """Start a program, but not by the event loop's fork, in which gRPC's handlers can crash."""
-    pipe = subprocess.PIPE if has_pipe else subprocess.DEVNULL
-    try:
-        return subprocess.Popen(  # noqa: S603 - the driver's program, with our own arguments
-            command,
-            env={**_own_environment(), **environment},
-            stdin=pipe,
-            stdout=pipe,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
-
-
-def _own_environment() -> dict[str, str]:
-    """Return what a program of the driver needs of this process's environment.
-
-    With what marks processes of `leasehold up`, a daemon ends with it.
-    """
-    names = ("PATH", "LD_LIBRARY_PATH", "GPU_DRIVER_STATE", "LEASEHOLD_SUPERVISED")
-    return {name: os.environ[name] for name in names if name in os.environ}

@@ -25,8 +25,6 @@ from services.node_agent.mps.control import (
     PROGRAM,
     SOCKET,
     MpsControl,
-    SilentError,
-    execute,
 )
 from services.node_agent.mps.daemon import (
     MpsDaemon,
@@ -40,6 +38,7 @@ from services.node_agent.mps.daemon import (
     parse_percent,
     parse_pids,
 )
+from services.node_agent.programs import SilentError, execute
 from shared.dialects.mps import (
     LOG_VARIABLE,
     MEMORY_VARIABLE,

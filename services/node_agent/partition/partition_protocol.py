@@ -24,6 +24,7 @@ from services.node_agent.mps.daemon import (
     WedgedError,
 )
 from shared.model.devices.device import MigLayout
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -66,6 +67,11 @@ class ClearLimitRequest(msgspec.Struct, tag=True, frozen=True):
 
 class AccountingRequest(msgspec.Struct, tag=True, frozen=True):
     device: DeviceUuid
+
+
+class TimeSlicesRequest(msgspec.Struct, tag=True, frozen=True):
+    device: DeviceUuid
+    interval: Interval
 
 
 class CheckMpsRequest(msgspec.Struct, tag=True, frozen=True):
@@ -113,6 +119,10 @@ class AccountingReply(msgspec.Struct, tag=True, frozen=True):
     found: DriverAccounting
 
 
+class TimeSlicesReply(msgspec.Struct, tag=True, frozen=True):
+    """They have the length that was requested."""
+
+
 class MpsNodeReply(msgspec.Struct, tag=True, frozen=True):
     missing_reason: str
     """Why no daemon can be started, or empty."""
@@ -143,8 +153,17 @@ MpsTargetRequest = (
     | StopMpsRequest
 )
 MpsRequest = CheckMpsRequest | MpsTargetRequest
-Request = InstancesRequest | PartitionRequest | LimitRequest | MpsRequest
-GoodReply = InstancesReply | LimitReply | AccountingReply | MpsNodeReply | MpsReply | MpsDoneReply
+DeviceRequest = InstancesRequest | PartitionRequest | TimeSlicesRequest
+Request = DeviceRequest | LimitRequest | MpsRequest
+GoodReply = (
+    InstancesReply
+    | LimitReply
+    | AccountingReply
+    | TimeSlicesReply
+    | MpsNodeReply
+    | MpsReply
+    | MpsDoneReply
+)
 Reply = GoodReply | FailureReply
 R = TypeVar("R", bound=GoodReply)
 _request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

@@ -1,4 +1,4 @@
-"""The server of the partitioner: MIG layouts and limits of memory for the unprivileged agent.
+"""The server of the partitioner, which changes GPUs for the unprivileged agent.
 
 It serves processes of one user, which the kernel identifies, on a Unix socket. It trusts no
 request: it queries the driver itself for the device's MIG mode and profiles, and the instances in
@@ -25,6 +25,7 @@ from services.node_agent.partition.partition_protocol import (
     AccountingRequest,
     CheckMpsRequest,
     ClearLimitRequest,
+    DeviceRequest,
     EnsureMpsRequest,
     FailureReply,
     GetLimitRequest,
@@ -38,7 +39,6 @@ from services.node_agent.partition.partition_protocol import (
     MpsNodeReply,
     MpsReply,
     MpsRequest,
-    PartitionRequest,
     ProbeMpsRequest,
     RepairMpsRequest,
     Reply,
@@ -46,11 +46,15 @@ from services.node_agent.partition.partition_protocol import (
     SetLimitRequest,
     StopMpsRequest,
     TerminateMpsRequest,
+    TimeSlicesReply,
+    TimeSlicesRequest,
     decode_request,
     encode_line,
     failure_reply,
 )
+from services.node_agent.time_slices.slice_setter import SetTimeSlices
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -73,11 +77,13 @@ class PartitionServer:
         agent_uid: int,
         limits: LimitSetter | None = None,
         mps: MpsDaemons | None = None,
+        set_time_slices: SetTimeSlices | None = None,
     ) -> None:
         self.gpus = gpus
         self.agent_uid = agent_uid
         self.limits = limits
         self.mps = mps
+        self.set_time_slices = set_time_slices
         self._partitioner = Partitioner(gpus)
         self._locks = WeakValueDictionary[Hashable, asyncio.Lock]()
         self._running: set[asyncio.Task[GoodReply]] = set()
@@ -138,11 +144,13 @@ class PartitionServer:
         if isinstance(request, MpsRequest):
             return await self._reply_on_mps(request)
         async with self._locks.setdefault(_order_of(request), asyncio.Lock()):
-            if not isinstance(request, InstancesRequest | PartitionRequest):
+            if not isinstance(request, DeviceRequest):
                 return await self._reply_on_limit(request, pid)
             gpu = await self._gpu(request.device)
             if isinstance(request, InstancesRequest):
                 return InstancesReply(gpu.mig, await self.gpus.instances(gpu.uuid))
+            if isinstance(request, TimeSlicesRequest):
+                return await self._set_time_slices(gpu, request.interval)
             _check_request(gpu, len(request.layout.positions))
             instances = await self._partitioner.partition(
                 gpu.uuid,
@@ -151,6 +159,16 @@ class PartitionServer:
                 request.in_use,
             )
             return InstancesReply(gpu.mig, instances)
+
+    async def _set_time_slices(self, gpu: Gpu, interval: Interval) -> TimeSlicesReply:
+        if self.set_time_slices is None:
+            raise RequestError("this partitioner sets no time slices")
+        if gpu.mode is DeviceMode.MIG:
+            raise RequestError(
+                f"device {gpu.uuid} is in MIG mode: its instances have no time slices to set"
+            )
+        await self.set_time_slices(gpu.uuid, interval)
+        return TimeSlicesReply()
 
     async def _reply_on_limit(self, request: LimitRequest, pid: int) -> GoodReply:
         limits = self.limits
@@ -198,7 +216,7 @@ class PartitionServer:
         return gpus[device]
 
 
-def _order_of(request: InstancesRequest | PartitionRequest | LimitRequest) -> Hashable:
+def _order_of(request: DeviceRequest | LimitRequest) -> Hashable:
     """Return what requests have in common that are carried out one after the other.
 
     A container that starts does not wait until the limits of all other cgroups are listed.

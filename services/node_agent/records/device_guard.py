@@ -5,12 +5,13 @@ records only, so no error of the ledger, a binder or a clock affects it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.devices.device import MOST_LEFTOVERS, Device, DeviceMode, Held, Leftover
 from shared.model.devices.enforcers import SharingMode
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.leases.lease import Booking, Lease, Share, allocated_shares, bookings
@@ -42,6 +43,7 @@ def check_room(
     wanted = {share.device for name in containers for share in lease.shares_of(name)}
     beside = [entry for entry in entries if entry.allocation.pod == pod or _is_on(entry, wanted)]
     shares = _shares_by_pod(beside, lease, containers)
+    leases = (lease, *(entry.lease for entry in beside if entry.allocation.pod != pod))
     names = {entry.allocation.pod: _name(entry.allocation) for entry in beside} | {
         pod: _name(lease)
     }
@@ -56,10 +58,11 @@ def check_room(
         }
         own = holders.pop(pod)
         lost = ", ".join(sorted({*unrecorded.get(uuid, ())} - {names[pod]}))
+        slices = {other.time_slices[uuid] for other in leases if uuid in other.time_slices}
         reason = (
             f"pods {lost} use parts of it that are missing in the node agent's records"
             if lost
-            else _overcommitment(device, own, holders.values())
+            else _overcommitment(device, own, holders.values(), slices)
         )
         if reason:
             others = [
@@ -222,7 +225,10 @@ def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
 
 
 def _overcommitment(
-    device: Device, own: Sequence[Share], others: Collection[Sequence[Share]]
+    device: Device,
+    own: Sequence[Share],
+    others: Collection[Sequence[Share]],
+    slices: Set[Interval],
 ) -> str:
     booked = [bookings(shares)[0] for shares in (own, *others)]
     if device.mode is DeviceMode.MIG:
@@ -232,6 +238,8 @@ def _overcommitment(
     modes = sorted({booking.mode for booking in booked})
     if len(modes) > 1:
         return f"it would be shared in the modes {' and '.join(modes)} at once"
+    if len(slices) > 1:
+        return f"it would have {' and '.join(sorted(slices))} time slices at once"
     slots = sum(booking.slots for booking in booked) if booked[0].slots else 0
     given = (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),

@@ -6,13 +6,14 @@ https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.co
 """
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shared.model.bounds import NAME, cut
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.claim_events import AllocatedDevice
 from shared.model.leases.lease import MIB
@@ -20,6 +21,13 @@ from shared.model.quantity import parse_quantity
 from shared.model.requests.claim import demanded_mode
 from shared.model.requests.request import ALL_PERCENT
 
+NVIDIA_DRIVER = "gpu.nvidia.com"
+"""NVIDIA's DRA driver."""
+NVIDIA_CLASSES: Mapping[str, str] = {
+    "gpu.nvidia.com": "gpu.leasehold.dev",
+    "mig.nvidia.com": "mig.leasehold.dev",
+}
+"""The DeviceClass that takes the place of each of its own."""
 MOST_DEVICES = 128
 NO_SLICES = (
     "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
@@ -35,7 +43,7 @@ class _Strict(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
 
 
 class TimeSlicingConfig(_Strict, frozen=True, kw_only=True):
-    interval: Literal["Default", "Short", "Medium", "Long"] = "Default"
+    interval: Interval | None = None
 
 
 class MpsConfig(_Strict, frozen=True, kw_only=True):
@@ -60,15 +68,24 @@ class DeviceConfig(_Strict, frozen=True, kw_only=True):
     sharing: Sharing | None = None
 
 
-def check_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> str:
-    """Return which parameters have no effect, as a sentence, or an empty text.
+class Effects(NamedTuple):
+    """What parameters ask for beside what the claim requests as capacity."""
 
-    `devices` are those that the parameters are for. Raises RequestError for parameters that are
-    invalid, or that these devices cannot meet. Time slices of the default length are what the
-    containers of a claim have anyway. Those of an instance of MIG have no length to set.
+    interval: Interval | None = None
+    """The length of time slices; None if they name none."""
+    warning: str = ""
+    """Which of them have no effect, as a sentence; or empty."""
 
-    >>> check_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
-    ''
+
+def read_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> Effects:
+    """Return what is to be done and said for the devices that the parameters are for.
+
+    Raises RequestError for parameters that are invalid, or that these devices cannot meet. By time
+    slices the containers of a claim share its GPUs anyway. Instances of MIG have no length of them
+    to set.
+
+    >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
+    Effects(interval=None, warning='')
     """
     try:
         config = msgspec.json.decode(parameters, type=DeviceConfig)
@@ -76,14 +93,16 @@ def check_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> s
         raise RequestError(f"parameters of the claim are invalid: {cut(str(error))}") from error
     sharing = config.sharing
     if sharing is None:
-        return ""
+        return Effects()
     by_mps = [demanded_mode(device.device) == "mps" for device in devices]
     if sharing.strategy == "TimeSlicing":
-        of_gpu = config.kind == "GpuConfig"
-        _check_time_slicing(sharing, of_gpu=of_gpu)
+        if sharing.mps_config is not None:
+            raise RequestError("sharing.mpsConfig is set, and sharing.strategy is TimeSlicing")
         if any(by_mps):
             raise RequestError("sharing.strategy is TimeSlicing, and the claim has a GPU by MPS")
-        return "" if of_gpu else NO_SLICES
+        if config.kind == "MigDeviceConfig":
+            return Effects(warning=NO_SLICES)
+        return Effects(interval=(sharing.time_slicing_config or TimeSlicingConfig()).interval)
     if sharing.time_slicing_config is not None:
         raise RequestError("sharing.timeSlicingConfig is set, and sharing.strategy is MPS")
     limits = sharing.mps_config or MpsConfig()
@@ -94,18 +113,7 @@ def check_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> s
             "mps.leasehold.dev, or leave the strategy out"
         )
     _check_limits(limits, devices)
-    return ""
-
-
-def _check_time_slicing(sharing: Sharing, *, of_gpu: bool) -> None:
-    if sharing.mps_config is not None:
-        raise RequestError("sharing.mpsConfig is set, and sharing.strategy is TimeSlicing")
-    interval = (sharing.time_slicing_config or TimeSlicingConfig()).interval
-    if of_gpu and interval != "Default":
-        raise RequestError(
-            f"sharing.timeSlicingConfig.interval is {interval}, and nodes of this version set none "
-            "but Default: leave it out"
-        )
+    return Effects()
 
 
 def _check_fields(config: MpsConfig) -> None:

@@ -22,6 +22,7 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
+from shared.model.devices.time_slices import Interval
 from shared.model.events.event import Delivery, Event
 from shared.model.names import Namespace, NodeName, PodUid
 
@@ -37,6 +38,8 @@ class AllocatedDevice:
     memory_mib: Amount | None = None
     """Consumed capacity, rounded up; None for the whole device, which no other claim can share."""
     cores_percent: Amount = 0
+    interval: Interval | None = None
+    """The length of time slices for which its parameters ask, or None."""
 
 
 Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]

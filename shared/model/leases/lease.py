@@ -38,6 +38,7 @@ from shared.model.devices.enforcers import (
     SharingMode,
     held_text,
 )
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -221,6 +222,10 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """How many pods of its gang run, or none: `Gang.min_member`. 0 without a gang."""
     waiting_size: WaitingSize | None = None
     """Of a container that uses more memory than its new size has."""
+    intervals: Annotated[dict[ContainerText, Interval], Meta(max_length=MOST_SHARES)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """Lengths of time slices for which a claim's parameters ask, by request."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):
@@ -263,8 +268,24 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
         """In the kubelet's order; or requests of a claim."""
         return tuple(dict.fromkeys(share.container for share in self.shares))
 
+    @property
+    def time_slices(self) -> dict[DeviceUuid, Interval]:
+        """The length of time slices that it asks for, by GPU; none for instances of MIG."""
+        return time_slices_of(self.shares, self.intervals)
+
     def shares_of(self, container: str) -> tuple[Share, ...]:
         return tuple(share for share in self.shares if share.container == container)
+
+
+def time_slices_of(
+    shares: Iterable[Share], intervals: Mapping[str, Interval]
+) -> dict[DeviceUuid, Interval]:
+    """Return the length of time slices for which shares ask, by GPU, from those by request."""
+    return {
+        share.device: intervals[share.container]
+        for share in shares
+        if share.mig is None and share.container in intervals
+    }
 
 
 END_MARGIN_S = 15.0

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shared.model.devices.time_slices import Interval
 from shared.model.leases.lease import RESIZE_WAITING, ClaimAllocation, WaitingSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
@@ -33,6 +34,8 @@ class LeaseView(View, frozen=True, kw_only=True):
     """The smaller size of a container that uses more."""
     unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
     shares: tuple[ShareView, ...] = ()
+    intervals: dict[str, Interval] = msgspec.field(default_factory=dict)
+    """Lengths of time slices for which its claim asks, by request."""
 
     @property
     def users(self) -> tuple[PodUid, ...]:

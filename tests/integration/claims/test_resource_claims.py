@@ -97,6 +97,35 @@ async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Claim
     await assert_sound(binder.ledger)
 
 
+async def test_words_34_of_two_claims_for_different_time_slices_the_second_waits_with_the_reason(
+    binder: ClaimBinder,
+) -> None:
+    claims = [
+        binder.claims.put(allocated(interval, on(GPU, 4_000, interval=interval)))
+        for interval in ("Short", "Medium")
+    ]
+    with pytest.raises(UnavailableError, match="Medium has to wait for another one's lease"):
+        await binder.lease(*claims)  # both at once: one is decided after the other's lease
+
+    await binder.lease(*claims)
+
+    first, second = (binder.claims.answers[claim.name][-1] for claim in claims)
+    assert (first.condition, second.condition) == (LEASED, REFUSED)
+    assert second.message == (
+        f"GPU 0 ({GPU}) of a has Short time slices, and the claim asks for Medium: a GPU has one "
+        "length of them at a time, asked for by claim default/Short (4000 MiB)"
+    )
+    assert (await binder.held(claims[0])).time_slices == {GPU: "Short"}
+
+    binder.agents.answers[claims[0].claim] = True
+    await binder.deallocate(claims[0])
+    again = binder.claims.put(replace(claims[1], generation="g2"))
+    await binder.lease(again)
+
+    assert (await binder.held(again)).time_slices == {GPU: "Medium"}
+    await assert_sound(binder.ledger)
+
+
 @pytest.mark.parametrize("shares", [(16_000, 1), (1, 16_000)])
 async def test_a_whole_device_is_exclusive(binder: ClaimBinder, shares: tuple[int, int]) -> None:
     first, second = (allocated(f"c{mib}", on(GPU, mib)) for mib in shares)

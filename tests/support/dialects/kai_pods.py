@@ -50,6 +50,16 @@ GUIDE: dict[str, tuple[Obj, tuple[str, int, int]]] = {
         kai_pod(notes={"nvidia.com/container.main.gpu-memory.request": "4Gi"}),
         ("main", 1, 4096),
     ),
+    "NvFractions with a limit, by turns": (
+        kai_pod(
+            notes={
+                "nvidia.com/container.main.gpu-memory.request": "4Gi",
+                "nvidia.com/container.main.gpu-memory.limit": "8Gi",
+                "nvidia.com/container.main.gpu-compute.mode": "time-slicing",
+            }
+        ),
+        ("main", 1, 4096),
+    ),
 }
 """Each example of KAI's guide to sharing, with the container, its GPUs, and MiB of each that has
 15,360 MiB."""

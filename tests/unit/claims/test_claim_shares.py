@@ -10,11 +10,12 @@ import pytest
 from msgspec import structs
 
 from services.claims.claim_answers import leased_answer
-from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
+from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of, slices_refusal
 from shared.dialects.nvidia.dra_parameters import NO_SLICES
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
+from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.devices.enforcers import NOTHING_OFFERED, MissingEnforcer, Offer
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DeviceReported
@@ -22,7 +23,7 @@ from shared.model.events.request_reply import LeasesReply
 from shared.model.leases.lease import Lease
 from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.leases.ledger import NoCapacity, NodeTotals, Reservation
-from shared.model.names import NodeName
+from shared.model.names import NodeName, PodUid
 from shared.model.requests.claim import DRIVER, allocated_name, device_name
 from shared.nats import wire
 from tests.support.build import allocation_of, device, ledger_node, use
@@ -234,3 +235,92 @@ def test_parameters_are_for_the_devices_of_the_requests_that_they_name() -> None
         claim = read_claim("gpu/mps", config=[config], mode=mode)
         wanted = reservation_of(claim, ledger_node("n1", gpu))
         assert isinstance(wanted, Reservation) is fits
+
+
+def slicing(interval: str, **config: Any) -> dict[str, Any]:
+    length = {"interval": interval}
+    return {**parameters(DRIVER, strategy="TimeSlicing", timeSlicingConfig=length), **config}
+
+
+def asking(interval: str, **claim: Any) -> Reservation:
+    wanted = reservation_of(
+        read_claim("gpu", config=[slicing(interval)], **claim), ledger_node("n1", GPU)
+    )
+    assert isinstance(wanted, Reservation)
+    return wanted
+
+
+def test_the_last_parameters_for_a_request_say_which_time_slices_its_lease_asks_for() -> None:
+    """Those of its class come first."""
+    of_class = slicing("Long")
+    of_gpu = slicing("Short", requests=["gpu"])
+    of_another = slicing("Medium", requests=["other"])
+    without = parameters(DRIVER, strategy="TimeSlicing")
+
+    asked = [
+        leased(reserved("gpu", config=config)).time_slices
+        for config in ([of_class], [of_class, of_gpu, of_another], [of_class, without])
+    ]
+
+    assert asked == [{GPU.uuid: "Long"}, {GPU.uuid: "Short"}, {}]
+
+
+def test_a_copy_of_a_lease_keeps_the_time_slices_that_it_asks_for() -> None:
+    lease = leased(asking("Short"))
+
+    read = load_lease(dump_lease(lease), namespace=lease.namespace, name="c")
+
+    assert read.time_slices == lease.time_slices == {GPU.uuid: "Short"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refusal"),
+    [
+        ("Short", "Medium", "has Short time slices, and the claim asks for Medium: a GPU has one"),
+        ("Short", "Default", "has Short time slices, and the claim asks for Default"),
+        ("Short", "Short", ""),
+    ],
+)
+def test_words_34_time_slices_of_another_length_are_refused_with_the_holder(
+    first: str, second: str, refusal: str
+) -> None:
+    holder = leased(asking(first))
+    wanted = asking(second, name="d", uid=f"{1:036}")
+
+    text = slices_refusal(wanted, [holder])
+
+    assert refusal in text
+    assert bool(text) is bool(refusal)
+    assert not text or text.endswith("asked for by claim a/c (100 MiB)")
+    assert slices_refusal(asking(second), [holder]) == "", "its own lease is no other's"
+
+
+def test_claims_that_ask_for_no_time_slices_share_a_gpu_of_any() -> None:
+    plain = reserved("gpu")
+    assert isinstance(plain, Reservation)
+
+    assert slices_refusal(structs.replace(plain, pod=PodUid("p")), [leased(asking("Short"))]) == ""
+    assert slices_refusal(asking("Short"), [leased(plain)]) == ""
+
+
+def test_a_claim_that_asks_for_two_lengths_on_one_gpu_is_refused() -> None:
+    claim = read_claim("gpu", results=2)
+    [first, second] = claim.devices
+    asked = (replace(first, interval="Short"), replace(second, request="more", interval="Long"))
+    wanted = reservation_of(replace(claim, devices=asked), ledger_node("n1", GPU))
+    assert isinstance(wanted, Reservation)
+
+    assert "asks for time slices of two lengths on GPU" in slices_refusal(wanted, [])
+
+
+@pytest.mark.parametrize(("interval", "fits"), [("Short", False), ("Default", True)])
+def test_time_slices_of_a_gpu_are_refused_for_an_instance_of_mig(interval: str, fits: bool) -> None:
+    profile = MigProfile(name="1g.5gb", memory_mib=4864, count=7)
+    gpu = replace(GPU, mode=DeviceMode.MIG, layouts=(MigLayout(name="7", profiles=(profile,)),))
+
+    wanted = reservation_of(
+        read_claim("gpu", config=[slicing(interval)], mode="1g.5gb"), ledger_node("n1", gpu)
+    )
+
+    assert isinstance(wanted, Reservation) is fits
+    assert fits or "request gpu has an instance of MIG, which has no time slices" in str(wanted)

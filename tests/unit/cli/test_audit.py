@@ -64,11 +64,16 @@ def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
     consumer = pod("p")
     other = pod("q")
     _, held = claimed("c", consumer.pod, other.pod)
+    held = structs.replace(held, intervals={"gpu": "Short"})
 
     explanation = explained(consumer, cluster_of(account(held)))
 
     assert explanation.verdict == "running"
     assert "claim       default/c, which 2 pods use" in explanation.lines
+    assert (
+        "slices      Short on the GPUs of request gpu, by the claim's parameters"
+        in explanation.lines
+    )
     assert any(line.startswith("request     gpu: ") for line in explanation.details)
 
 

@@ -388,3 +388,97 @@ def test_a_pod_in_kais_words_that_is_not_served_shows_why(
     _, out, _ = explained(KAI.replace("SCHEDULER", scheduler))
 
     assert text in out
+
+
+CLAIMS = """apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: slices}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly: {deviceClassName: CLASS, capacity: {requests: {memory: 8Gi, cores: "50"}}}
+      - {name: whole, exactly: {deviceClassName: CLASS}}
+      - {name: nic, exactly: {deviceClassName: nic.example.com}}
+      config:
+      - requests: [gpu]
+        opaque:
+          driver: DRIVER
+          parameters:
+            apiVersion: resource.nvidia.com/v1beta1
+            kind: GpuConfig
+            sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Short}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: one}
+spec:
+  containers: [{name: main, image: cuda, resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: slices}]
+"""
+OURS = CLAIMS.replace("CLASS", "gpu.leasehold.dev").replace("DRIVER", "gpu.leasehold.dev")
+
+
+def test_a_claim_shows_its_shares_and_what_its_parameters_ask_for(explained: Explained) -> None:
+    code, out, _ = explained(OURS)
+
+    assert code == 0
+    assert (
+        "8192 MiB of a GPU, 50 % of the cores; the GPU's time slices have the length Short" in out
+    )
+    assert "request     whole: a whole GPU (gpu.leasehold.dev)" in out
+    assert "nic" not in out
+    assert "claim       gpu: kube-scheduler allocates it, see docs/claims.md" in out
+
+
+def test_a_claim_for_nvidias_driver_shows_what_to_write_and_what_it_gets_then(
+    explained: Explained,
+) -> None:
+    text = CLAIMS.replace("CLASS", "gpu.nvidia.com").replace("DRIVER", "gpu.nvidia.com")
+
+    code, out, _ = explained(text.partition("---")[0])
+
+    assert code == 1
+    for change in (
+        "deviceClassName gpu.nvidia.com of request whole is of NVIDIA's driver: write "
+        "gpu.leasehold.dev",
+        "parameters for driver gpu.nvidia.com are NVIDIA's: write driver: gpu.leasehold.dev",
+        "time slices have the length Short",
+    ):
+        assert change in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("Short", "Shorter", "refused     parameters of the claim are invalid: Invalid enum value"),
+        ("TimeSlicing,", "MPS,", "refused     sharing.timeSlicingConfig is set, and"),
+        ("8Gi", "eight", "refused     "),
+    ],
+)
+def test_parameters_that_would_refuse_a_claim_are_shown(
+    explained: Explained, old: str, new: str, fault: str
+) -> None:
+    code, out, _ = explained(OURS.replace(old, new))
+
+    assert code == 1
+    assert fault in " ".join(out.split("\n"))
+
+
+def test_time_slices_of_an_instance_are_said_to_have_no_effect(explained: Explained) -> None:
+    text = OURS.replace("kind: GpuConfig", "kind: MigDeviceConfig")
+
+    code, out, _ = explained(text)
+
+    assert code == 0
+    assert "warning     sharing.strategy TimeSlicing of a MigDeviceConfig has no effect" in out
+
+
+@pytest.mark.parametrize("spec", ["[]", "{devices: {requests: 1}}", "{devices: {config: [x]}}"])
+def test_a_malformed_claim_is_an_error_in_one_line(explained: Explained, spec: str) -> None:
+    code, _, err = explained(f"{{kind: ResourceClaim, metadata: {{name: a}}, spec: {spec}}}")
+
+    assert code != 0
+    assert "ResourceClaim a is malformed" in err
+    assert len(err.strip().splitlines()) == 1

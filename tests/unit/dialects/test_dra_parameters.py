@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.dialects.nvidia.dra_parameters import check_parameters
+from shared.dialects.nvidia.dra_parameters import NO_SLICES, Effects, read_parameters
+from shared.model.devices.time_slices import INTERVALS, Interval
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedDevice
 from shared.model.leases.lease import MIB
@@ -27,9 +28,9 @@ def check(
     head: dict[str, Any] = HEAD,
     devices: Sequence[AllocatedDevice] = BY_TURNS,
     **more: Any,
-) -> str:
+) -> Effects:
     config = head | more | ({} if sharing is None else {"sharing": sharing})
-    return check_parameters(json.dumps(config).encode(), devices)
+    return read_parameters(json.dumps(config).encode(), devices)
 
 
 def slicing(interval: str) -> dict[str, Any]:
@@ -46,24 +47,28 @@ def mps(**config: Any) -> dict[str, Any]:
         (None, HEAD),
         (None, MIG),
         ({"strategy": "TimeSlicing"}, HEAD),
-        (slicing("Default"), HEAD),
+        ({"strategy": "TimeSlicing", "timeSlicingConfig": {}}, HEAD),
     ],
 )
 def test_what_a_claim_has_anyway_is_accepted(sharing: Any, head: dict[str, Any]) -> None:
-    assert check(sharing, head) == ""
+    assert check(sharing, head) == Effects()
 
 
-@pytest.mark.parametrize("interval", ["Default", "Short", "Medium", "Long"])
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_words_31_an_interval_is_what_the_claims_gpus_ask_for(interval: Interval) -> None:
+    assert check(slicing(interval)) == Effects(interval=interval)
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
 def test_words_33_time_slices_of_an_instance_are_accepted_and_said_to_have_no_effect(
     interval: str,
 ) -> None:
-    assert "TimeSlicing of a MigDeviceConfig has no effect" in check(slicing(interval), MIG)
+    assert check(slicing(interval), MIG) == Effects(warning=NO_SLICES)
 
 
 @pytest.mark.parametrize(
     ("sharing", "fault"),
     [
-        *((slicing(interval), f"interval is {interval}") for interval in ("Short", "Long")),
         (slicing("Longer"), "invalid: Invalid enum value 'Longer'"),
         ({"strategy": "Exclusive"}, "invalid: Invalid enum value 'Exclusive'"),
         ({}, "missing required field `strategy`"),
@@ -106,7 +111,7 @@ def test_what_is_wrong_or_cannot_be_met_is_refused_with_the_field(sharing: Any, 
 )
 def test_words_31_and_32_limits_of_mps_repeat_what_the_claim_was_allocated(config: Any) -> None:
     """The own limit of a device goes before that of all, and its UUID before its index."""
-    assert check(mps(**config), devices=BY_MPS) == ""
+    assert check(mps(**config), devices=BY_MPS) == Effects()
 
 
 @pytest.mark.parametrize(
@@ -144,4 +149,4 @@ def test_other_kinds_and_unknown_fields_are_refused(head: dict[str, Any]) -> Non
 @pytest.mark.parametrize("text", [b"", b"null", b"[" * 100_000, b"\xff"])
 def test_what_is_no_object_is_refused(text: bytes) -> None:
     with pytest.raises(RequestError, match="parameters of the claim are invalid"):
-        check_parameters(text, ())
+        read_parameters(text, ())

@@ -17,7 +17,9 @@ from services.node_agent.mig.instances import InUseError, MigInstance
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.partition.partition_server import PartitionServer
+from services.node_agent.time_slices.slice_setter import RemoteSliceSetter, SetTimeSlices
 from shared.model.devices.device import MigLayout, MigProfile
+from shared.model.devices.time_slices import Interval
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
@@ -94,12 +96,15 @@ async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_r
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[RemotePartitioner]:
+async def served(
+    tmp_path: Path, *, uid: int | None = None, set_time_slices: SetTimeSlices | None = None
+) -> AsyncIterator[RemotePartitioner]:
     tmp_path.mkdir(exist_ok=True)
     gpus = SimulatedGpus(
         NodeName(NODE), "1xA100-40GB:mig+1xT4", tmp_path / "faults.json", tmp_path / "mig.json"
     )
-    server = PartitionServer(gpus, agent_uid=os.geteuid() if uid is None else uid)
+    agent_uid = os.geteuid() if uid is None else uid
+    server = PartitionServer(gpus, agent_uid=agent_uid, set_time_slices=set_time_slices)
     async with server.serve(tmp_path / "p.sock"):
         yield client_of(tmp_path)
 
@@ -126,6 +131,27 @@ async def test_an_instance_in_use_stays_whatever_the_request(tmp_path: Path) -> 
         after = await remote.instances(A100)
 
     assert uuids(after) == uuids(before)
+
+
+async def test_time_slices_are_set_for_an_agent_and_not_in_mig_mode(tmp_path: Path) -> None:
+    done: list[tuple[DeviceUuid, Interval]] = []
+
+    async def set_slices(device: DeviceUuid, interval: Interval) -> None:
+        if interval == "Long":
+            raise UnavailableError("nvidia-smi failed")
+        done.append((device, interval))
+
+    async with served(tmp_path, set_time_slices=set_slices):
+        remote = RemoteSliceSetter(tmp_path / "p.sock").set
+        await remote(T4, "Short")
+        with pytest.raises(UnavailableError, match="nvidia-smi failed"):
+            await remote(T4, "Long")
+        with pytest.raises(RequestError, match="in MIG mode: its instances have no time slices"):
+            await remote(A100, "Short")
+        with pytest.raises(RequestError, match="is not on this node"):
+            await remote(DeviceUuid("GPU-other"), "Short")
+
+    assert done == [(T4, "Short")]
 
 
 UNKNOWN_PROFILE = MigLayout(name="x", profiles=(MigProfile(name="9g.90gb", memory_mib=1, count=1),))

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from services.node_agent.dra.slices import (
     ClaimableNode,
@@ -71,6 +72,15 @@ def test_a_shared_device_has_policies_and_the_whole_memory_by_default() -> None:
     assert device["attributes"]["driverVersion"] == {"version": "535.104.5"}
     assert device["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
     assert device["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 1}
+
+
+def test_a_device_shows_the_time_slices_for_which_its_leases_ask() -> None:
+    of_claim = structs.replace(lease(claim=True), intervals={"main": "Short"})
+
+    [[asked], [plain]] = offered(GPU, of_claim), offered(GPU, lease(claim=True))
+
+    assert asked["attributes"]["timeSlices"] == {"string": "Short"}
+    assert "timeSlices" not in plain["attributes"]
 
 
 def test_leases_of_pods_are_subtracted_and_those_of_claims_are_not() -> None:

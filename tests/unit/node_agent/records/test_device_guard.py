@@ -57,6 +57,18 @@ def test_memory_beyond_the_device_is_refused_with_both_holders() -> None:
     assert "default/pod-b would have 51200 MiB" in text
 
 
+def test_a_gpu_has_time_slices_of_one_length() -> None:
+    first, second = (
+        entry_of(lease_of(uid, part(), name=f"pod-{uid}", intervals={"main": interval}))
+        for uid, interval in (("a", "Short"), ("b", "Medium"))
+    )
+
+    with pytest.raises(OvercommitError, match="it would have Medium and Short time slices at once"):
+        check(second, first)
+    check(second, entry_of_pod("c", part()))
+    check(first, first)
+
+
 ALONE = part(sharing=SharingPolicy.EXCLUSIVE)
 
 

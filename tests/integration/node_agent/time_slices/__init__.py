@@ -1,0 +1,1 @@
+"""Lengths of time slices that leases of claims ask for."""
