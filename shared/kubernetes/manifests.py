@@ -32,6 +32,10 @@ class ManifestPod:
     pod: ApiPod
     template: Mapping[str, Any] = field(default_factory=dict)
     """The pod as it is written: metadata and spec."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """The object in which it is written."""
+    path: tuple[str, ...] = ()
+    """Where the template is in an object of Kubernetes' own kinds; empty of a pod and of others."""
     replicas: int = 1
     """How many such pods run at once."""
 
@@ -89,7 +93,10 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
         return
     for origin, template, scale in _templates(kind, _name(document, where), document):
         yield replace(
-            _manifest_pod(origin, template, document, where), replicas=_replicas(scale, where)
+            _manifest_pod(origin, template, document, where),
+            replicas=_replicas(scale, where),
+            document=document,
+            path=TEMPLATES.get(kind, ()),
         )
 
 
@@ -167,6 +174,7 @@ def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> Manifes
         **{key: value for key, value in _metadata(template, where).items() if value},
     }
     pod = {"metadata": metadata, "spec": template["spec"]}
+    _check_texts(pod, f"{where}: {origin}")
     try:
         return ManifestPod(
             origin=origin,
@@ -175,6 +183,25 @@ def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> Manifes
         )
     except (ValueError, TypeError) as error:
         raise RequestError(f"{where}: {origin} is not a pod: {error}") from error
+
+
+def _check_texts(pod: Mapping[str, Any], where: str) -> None:
+    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else.
+
+    Such as `true` or 0.5 without quotes.
+    """
+    for place, texts in (
+        ("annotation", pod["metadata"].get("annotations")),
+        ("label", pod["metadata"].get("labels")),
+        ("node selector", pod["spec"].get("nodeSelector")),
+    ):
+        for name, value in texts.items() if isinstance(texts, dict) else ():
+            if isinstance(value, bool | int | float):
+                written = json.dumps(value)
+                raise RequestError(
+                    f"{where}: {place} {name} must be text, and YAML reads {written} as a "
+                    f'{"boolean" if isinstance(value, bool) else "number"}: write "{written}"'
+                )
 
 
 def _metadata(document: Mapping[str, Any], where: str) -> Mapping[str, Any]:

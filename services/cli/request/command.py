@@ -16,6 +16,7 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain
+from services.cli.request.unread_places import find_unread_places
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
@@ -208,8 +209,11 @@ def report_of(
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
+    unread = tuple(find_unread_places(written))
     if parsed.request is not None:
         warnings = _warnings(view_of(written.pod), parsed.request)
+        if parsed.request.containers:
+            warnings = chain((hint.text for hint in unread), warnings)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
     if parsed.request_error or parsed.request is None:
         changes = _mending(written.pod, rules)
@@ -227,10 +231,11 @@ def report_of(
             for name in unknown
         ]
         view = view_of(written.pod)
-        words = chain(find_misplaced(view), find_unread(view, parsed.request.dialect))
+        words = chain(unread, find_misplaced(view), find_unread(view, parsed.request.dialect))
         changes = tuple(change for word in words for change in word.changes)
+        fault = "; ".join([*(hint.text for hint in unread), *meant])
         patch = json_patch(written.template, changes)
-        return structs.replace(report, fault="; ".join(meant), patch=patch)
+        return structs.replace(report, fault=fault, patch=patch)
     return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
 
 
