@@ -429,7 +429,7 @@ def one_series_each(expression: str) -> list[dict[str, str]]:
 def test_each_panel_shows_one_series_of_one_series_of_its_metrics(
     path: Path, tmp_path: Path
 ) -> None:
-    """Metrics whose labels do not match one another would give none, and a default of 0 a second."""
+    """Metrics whose labels do not match would give none, and a default of 0 a second one."""
     for panel in json.loads(path.read_text())["panels"]:
         for expression in (target["expr"] for target in panel["targets"]):
             chosen = re.sub(r'=~"\$\w+"', '=~"x"', expression.replace("$instance:.*", "x"))

@@ -293,25 +293,25 @@ LEFT_BEHIND_MIB = 500
 
 def agent_metrics(day: Day, node: NodeName, now: float) -> Iterator[Metric]:
     """What the agent of a node exports of the day's leases, as it has measured them."""
-    replied = {(share.pod, share.container): share for share in day.shown.usage.nodes[node].shares}
+    replied = {(of.pod, of.container): of for of in day.shown.usage.nodes[node].shares}
     measured: list[MeasuredContainer] = []
     idle_since: dict[ShareKey, float] = {}
     for lease in day.leases:
-        for share in lease.shares if lease.node == node else ():
-            usage = replied.get((lease.pod, share.container))
+        for leased_share in lease.shares if lease.node == node else ():
+            usage = replied.get((lease.pod, leased_share.container))
             mib = LEFT_BEHIND_MIB if usage is None else usage.memory_mib or 0
             measured_share = MeasuredShare(
-                share=share,
+                share=leased_share,
                 position=0,
                 driver_bytes=mib * MIB,
                 driver_percent=None if usage is None else usage.cores_percent,
             )
-            leased = LeasedContainer(lease=lease, name=share.container)
+            container = LeasedContainer(lease=lease, name=leased_share.container)
             measured.append(
-                MeasuredContainer(container=leased, region=None, shares=(measured_share,))
+                MeasuredContainer(container=container, region=None, shares=(measured_share,))
             )
             if usage is not None and usage.idle_since is not None:
-                idle_since[share_key(lease.pod, share)] = usage.idle_since
+                idle_since[share_key(lease.pod, leased_share)] = usage.idle_since
     snapshot = UsageSnapshot(containers=tuple(measured))
     return usage_metrics(snapshot, node, now=now, idle_since=idle_since, read={})
 
@@ -320,9 +320,7 @@ def subjects_of(day: Day) -> Iterator[Subject]:
     yield Subject(kind=CLUSTER)
     yield Subject(kind=NAMESPACE, name=TEAM, namespace=TEAM)
     for node in day.gpus.nodes:
-        yield Subject(
-            kind=NODE, name=node.node, devices=tuple(gpu.uuid for gpu in node.devices)
-        )
+        yield Subject(kind=NODE, name=node.node, devices=tuple(gpu.uuid for gpu in node.devices))
     for lease in day.leases:
         yield Subject(kind=POD, name=lease.pod, namespace=TEAM, pod=lease.name)
         device = lease.shares[0].device
