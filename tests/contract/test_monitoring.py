@@ -510,7 +510,7 @@ def test_the_history_has_the_most_of_a_pod_and_is_idle_once_all_its_containers_a
 
 
 @needs_promtool
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.alert} {case.at}")
+@pytest.mark.parametrize("case", [*cases()], ids=lambda case: f"{case.alert} {case.at}")
 def test_an_alert_fires_for_its_series_only(case: Case, tmp_path: Path) -> None:
     (rule,) = (rule for rule in ALERTS if rule["alert"] == case.alert)
     texts = filled(rule["annotations"], case.labels)
