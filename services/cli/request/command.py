@@ -222,9 +222,9 @@ def report_of(
             warnings = chain((hint.text for hint in unread), warnings)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
     if parsed.request_error or parsed.request is None:
-        fault = _fault_of(written.pod, rules) or Hint(parsed.request_error)
-        patch = json_patch(written.template, fault.changes)
-        return structs.replace(report, fault=fault.text, patch=patch)
+        wrong = _fault_of(written.pod, rules) or Hint(parsed.request_error)
+        patch = json_patch(written.template, wrong.changes)
+        return structs.replace(report, fault=wrong.text, patch=patch)
     containers = tuple(
         ContainerReport(container=container.container, request=request_text(container))
         for container in parsed.request.containers

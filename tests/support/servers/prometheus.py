@@ -38,7 +38,9 @@ def sample_lines(
                 f"exported_{name}" if not honored and name in labels else name: text
                 for name, text in sample.labels.items()
             }
-            pairs = ",".join(f"{name}={json.dumps(text)}" for name, text in (labels | own).items())
+            pairs = ",".join(
+                f"{name}={json.dumps(text)}" for name, text in {**labels, **own}.items()
+            )
             yield f"{sample.name}{{{pairs}}} {sample.value} {at:.3f}"
 
 
