@@ -183,9 +183,9 @@ class VisibleCluster:
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others; copied only if something differs."""
         shares = tuple(map(self._share, view.shares))
-        if all(map(is_, shares, view.shares)):
-            if not (view.fault or view.leftovers or view.reservation or _any_idle(shares)):
-                return view
+        differs = view.fault or view.leftovers or view.reservation or _any_idle(shares)
+        if not differs and all(map(is_, shares, view.shares)):
+            return view
         return structs.replace(
             view,
             fault=visible_fault(view.fault, self.visible),
