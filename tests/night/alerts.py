@@ -1,8 +1,8 @@
 """Which alerts of the rules fire for samples of /metrics; pure.
 
 Of PromQL, this reads what our alerts use: one metric with matchers, `rate` or `increase` of it
-since the samples before, `sum` or `max`, perhaps by labels, a comparison with a number, and `unless`. Other
-expressions are not evaluated.
+since the samples before, `sum` or `max`, perhaps by labels, a comparison with a number, and
+`unless`. Other expressions are not evaluated.
 """
 
 import operator

@@ -34,7 +34,8 @@ def too_large(
             instead = _in_blocks(pod, request, largest)
             advice = f"set {_listed(most)}" if most else "request at most as much"
             if instead is not None:
-                most, advice = instead.changes, instead.text
+                most = instead.changes
+                advice = instead.text
             text = (
                 f'container "{request.container}" ({written}) requests {excess}; {advice}, or '
                 "request a whole GPU"

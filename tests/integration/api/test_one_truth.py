@@ -240,6 +240,12 @@ async def test_what_is_idle_is_the_same_in_tile_list_report_costs_and_metrics(
     report_text = printed(idle_table(by_owner(view, {}), view))
     assert re.search(rf"total .* {UNUSED:.2f} .* {UNUSED:.2f} ", report_text)
     assert sum(gpu.idle_milli_gpu for node in day.gpus.nodes for gpu in node.devices) == 500
+    (of_leases,) = (kind for kind in KINDS if kind.plural == "gpuleases")
+    objects = of_leases.read(day.shown.service.cluster(lambda _: True))
+    assert [of.metadata.name for of in objects if of.status.idle_since] == ["idle"]
+    _, leases = await day.shown.get("/api/v1/leases")
+    lines = printed(render.ps(msgspec.convert(leases, LeasesView))).splitlines()
+    assert [line.split()[0] for line in lines if ", idle " in line] == ["team/idle"]
     await day.shown.service.export_metrics()
     assert value("leasehold_idle_gpus") == UNUSED
     await day.shown.service.sample_history()

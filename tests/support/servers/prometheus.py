@@ -47,7 +47,9 @@ def sample_lines(
 @contextlib.asynccontextmanager
 async def prometheus(lines: Iterable[str], folder: Path) -> AsyncIterator[str]:
     """Run a Prometheus that has these lines of OpenMetrics, and yield its URL."""
-    samples, data, config = folder / "samples", folder / "data", folder / "prometheus.yaml"
+    samples = folder / "samples"
+    data = folder / "data"
+    config = folder / "prometheus.yaml"
     samples.write_text("\n".join([*sorted(lines), "# EOF", ""]))
     config.write_text("global: {}\n")
     create = [str(PROMTOOL), "tsdb", "create-blocks-from", "openmetrics", str(samples), str(data)]
