@@ -372,10 +372,11 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_rules(folder: Path, test: dict[str, Any]) -> None:
-    """Run promtool's test of our rules, with a sample each minute."""
+def run_rules(folder: Path, *tests: dict[str, Any]) -> None:
+    """Run promtool's tests of our rules, with a sample each minute."""
     file = folder / "tests.yaml"
-    text = {"rule_files": [str(RULES_FILE)], "tests": [{"interval": "1m", **test}]}
+    each_minute = [{"interval": "1m", **test} for test in tests]
+    text = {"rule_files": [str(RULES_FILE)], "tests": each_minute}
     file.write_text(yaml.safe_dump(text))
     promtool("test", "rules", str(file))
 
@@ -430,18 +431,26 @@ def test_each_panel_shows_one_series_of_one_series_of_its_metrics(
     path: Path, tmp_path: Path
 ) -> None:
     """Metrics whose labels do not match would give none, and a default of 0 a second one."""
-    for panel in json.loads(path.read_text())["panels"]:
-        for expression in (target["expr"] for target in panel["targets"]):
-            chosen = re.sub(r'=~"\$\w+"', '=~"x"', expression.replace("$instance:.*", "x"))
-            shows = {"expr": f"count({chosen})", "eval_time": "15m"}
-            samples = [{"labels": "{}", "value": 1}]
-            run_rules(
-                tmp_path,
+    expressions = [
+        re.sub(r'=~"\$\w+"', '=~"x"', target["expr"].replace("$instance:.*", "x"))
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel["targets"]
+    ]
+    tests = [
+        {
+            "input_series": one_series_each(expression),
+            "promql_expr_test": [
                 {
-                    "input_series": one_series_each(chosen),
-                    "promql_expr_test": [shows | {"exp_samples": samples}],
-                },
-            )
+                    "expr": f"count({expression})",
+                    "eval_time": "15m",
+                    "exp_samples": [{"labels": "{}", "value": 1}],
+                }
+            ],
+        }
+        for expression in expressions
+    ]
+
+    run_rules(tmp_path, *tests)
 
 
 RECORDED = """
