@@ -91,6 +91,18 @@ ACCELERATORS = re.compile(
 """Parts of names of resources of other vendors, in small letters, as device plugins have them."""
 _OF_UNIT = re.compile(r"\.(\d{1,5})(mi|gi)", re.ASCII)
 """Ends a name whose amount is a number of such units of memory."""
+_FRACTION = re.compile(r"(\d{1,3})/([1-9]\d{0,2})", re.ASCII)
+_SIZE = re.compile(
+    r"(\d{1,9}|\d{1,3}(?:,\d{3}){1,2}|\d{1,9}\.\d{1,9})\s*(?:([kmgt])(ib|i|b|))?", re.ASCII
+)
+"""An amount of memory as people write it, in small letters, where no quantity is."""
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_SCALES_MIB = {
+    scale + ending: Fraction((1000 if ending == "b" else 1024) ** power, MIB)
+    for scale, power in _POWERS.items()
+    for ending in ("b", "ib", "i", "")
+}
+"""MiB of each scale. One without `b` is binary, as in Docker's and HAMi-core's settings."""
 _MEASURES = (
     (("neuroncore",), (), Measure.GPUS),
     (("mem",), ("percent", "ratio"), Measure.MEMORY_PERCENT),
@@ -103,13 +115,14 @@ _MEASURES = (
 """Parts of which a name has one, of each of two lists, and what it measures; the first counts."""
 MOST_GPUS = 16
 """No node has more: a larger number is one of hundredths of a GPU."""
-_IN_HUNDREDTHS = frozenset(
+IN_HUNDREDTHS = frozenset(
     {
         koordinator.PREFIX + koordinator.GPU,
         koordinator.DEPRECATED + koordinator.GPU,
         vcuda.CORE,
     }
 )
+"""Of GPUs, whose names do not say so."""
 
 
 def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
@@ -184,7 +197,7 @@ def _resource(small: str, measure: Measure) -> tuple[str, str]:
 
 def _value(resource: str, measure: Measure, amount: int, *, is_foreign: bool) -> str:
     """Return the amount in the unit of a resource."""
-    if resource in _IN_HUNDREDTHS and measure is Measure.GPUS and amount <= MOST_GPUS:
+    if resource in IN_HUNDREDTHS and measure is Measure.GPUS and amount <= MOST_GPUS:
         return str(amount * 100)
     if is_foreign and measure is Measure.MEMORY:
         if amount >= MIB:
@@ -206,10 +219,10 @@ def meant_part(name: str, text: str, others: Collection[str], container: str = "
     'for 50 % of a GPU write nvidia.com/gpu: 1 and nvidia.com/gpumem-percentage: 50'
     """
     measure = MEASURED.get(name, Measure.GPUS)
-    number = Fraction(-1)
-    with contextlib.suppress(RequestError):
-        number = parse_quantity(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if number <= 0:
+    number = _number(text)
+    if number is None or number < 0:
+        return _as_people_write(name, measure, text, container)
+    if not number:
         return None
     percent = math.ceil(number * 100)
     if name == vcuda.MEMORY:
@@ -226,10 +239,37 @@ def meant_part(name: str, text: str, others: Collection[str], container: str = "
     return Hint(f"{share}write {_listed(written)}", changes)
 
 
+def _number(text: str) -> Fraction | None:
+    """Return a quantity, a percentage or a fraction such as `1/2`, or None for any other text."""
+    with contextlib.suppress(RequestError):
+        if fraction := _FRACTION.fullmatch(text):
+            return Fraction(int(fraction[1]), int(fraction[2]))
+        return parse_quantity(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    return None
+
+
+def _as_people_write(name: str, measure: Measure, text: str, container: str) -> Hint | None:
+    """Return what was meant by an amount that is no number: a size such as `8 GB`, or a word."""
+    size = _SIZE.fullmatch(text.lower())
+    if measure is Measure.MEMORY and size is not None:
+        digits, scale, binary = size.groups()
+        number = Fraction(digits.replace(",", ""))
+        mib = number * _SCALES_MIB[scale + binary] if scale else number
+        units = math.ceil(mib / _UNIT_MIB.get(name, Fraction(1)))
+        change = limit(container, name, _text(units))
+        return Hint(f"write {change.value}", (change,))
+    if measure is Measure.PRIORITY:
+        high = limit(container, name, 0)
+        return Hint("write 0 for high or 1 for low priority", (high,))
+    change = more_than_none(name, container)
+    what = "" if measure is not Measure.GPUS else ", for a whole GPU"
+    return Hint(f"write a number, such as {change.value}{what}", (change,))
+
+
 def _part(
     name: str, measure: Measure, percent: int, others: Collection[str], container: str
 ) -> Iterator[Change]:
-    if name in _IN_HUNDREDTHS or measure in {Measure.CORES, Measure.MEMORY_PERCENT}:
+    if name in IN_HUNDREDTHS or measure in {Measure.CORES, Measure.MEMORY_PERCENT}:
         yield limit(container, name, percent)
         return
     family = next(
@@ -247,7 +287,7 @@ def _part(
     else:
         if count != name:
             yield limit(container, name)
-        if count in _IN_HUNDREDTHS:
+        if count in IN_HUNDREDTHS:
             yield limit(container, count, percent)
         else:
             yield limit(container, count, 1)
@@ -282,5 +322,5 @@ def more_than_none(name: str, container: str) -> Change:
     """Return the change of a resource that is requested with 0: one GPU, or 4 GiB of one."""
     if MEASURED.get(name) is Measure.MEMORY:
         return limit(container, name, _text(math.ceil(4096 / _UNIT_MIB.get(name, Fraction(1)))))
-    hundredths = name in _IN_HUNDREDTHS or MEASURED.get(name) is not Measure.GPUS
+    hundredths = name in IN_HUNDREDTHS or MEASURED.get(name) is not Measure.GPUS
     return limit(container, name, 100 if hundredths else 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec import structs
 
 from shared.dialects import DIALECTS, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
+from shared.dialects.advertised import TRIGGER
 from shared.dialects.demanded_enforcers import demanding, whole_gpus
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.isolation_words import STRICT, parse_isolation
@@ -22,7 +23,7 @@ from shared.model.bounds import (
     check_size,
     check_text,
 )
-from shared.model.change import words
+from shared.model.change import limit, words
 from shared.model.denial import Denial
 from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError
@@ -83,6 +84,7 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
         raise _mixed_error(pod, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
     _check_unread(pod, rules, request)
+    _check_trigger(pod, request)
     _check_amounts(request)
     _check_shares(request)
     if request.containers:
@@ -190,10 +192,16 @@ def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
     counts = Counter(
         _OWNERS[resource][0] for container in pod.containers for resource in _requested(container)
     )
-    own = max(names, key=lambda name: counts[name])
+    own = max(names, key=lambda name: (not DIALECTS[name].resources, counts[name]))
     resources = {resource for resource, owners in _OWNERS.items() if owners[0] == own}
     changes = [
-        change for container in pod.containers for change in translated(container, resources)
+        change
+        for container in pod.containers
+        for change in (
+            translated(container, resources)
+            if resources
+            else [limit(container.name, resource) for resource in _requested(container)]
+        )
     ]
     return RequestError(f"{text}, such as {own}: {words(changes)}", *changes)
 
@@ -240,6 +248,19 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
             else:
                 fault = f"has no meaning in pods for the scheduler {pod.scheduler!r}"
             raise RequestError(f"container {container.name}: {resource} {fault}")
+
+
+def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
+    """Refuse our own resource where its author wrote it: admission adds it for annotations."""
+    for container in () if request.containers else pod.containers:
+        if container.amounts.get(TRIGGER):
+            count = limit(container.name, nvidia.COUNT, container.amounts[TRIGGER])
+            raise RequestError(
+                f"container {container.name}: {TRIGGER} is written by admission only, for "
+                f"annotations that request GPUs: write {count.name}: {count.value} instead",
+                limit(container.name, TRIGGER),
+                count,
+            )
 
 
 def _check_amounts(request: PodRequest) -> None:

@@ -53,6 +53,16 @@ def lease_conflict(mount_path: str) -> str:
     return touched or (name if name in _LEASE_NAMES else "")
 
 
+def is_driver_path(host_path: str) -> bool:
+    """Return whether a `hostPath` has NVIDIA's driver or devices, as users of other plugins mount.
+
+    >>> is_driver_path("/dev/nvidia0"), is_driver_path("/home/kubernetes/bin/nvidia")
+    (True, True)
+    """
+    path = normalized(host_path)
+    return path.startswith("/dev/nvidia") or path.endswith("/nvidia")
+
+
 def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> bool:
     """Return whether a `hostPath` is one of the directories with data, or below one.
 

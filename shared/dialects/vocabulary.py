@@ -12,7 +12,12 @@ from enum import StrEnum
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
 from shared.dialects.kai import elsewhere
-from shared.dialects.meant_resources import ACCELERATORS, meant_resource, more_than_none
+from shared.dialects.meant_resources import (
+    ACCELERATORS,
+    IN_HUNDREDTHS,
+    meant_resource,
+    more_than_none,
+)
 from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.change import Change, Hint, Place, limit
@@ -155,6 +160,39 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
             )
             change = limit(container.name, name, container.requests[name])
             yield MisplacedKey(text, (change,), is_resource=True)
+        yield from _unequal_amounts(container)
+        yield from _one_percent(container)
+    yield from _unread_value(pod)
+
+
+def _unequal_amounts(container: ContainerManifest) -> Iterator[MisplacedKey]:
+    """Yield amounts that the API server refuses, as it overcommits no such resource."""
+    for name in sorted(container.limits.keys() & container.requests.keys() & GPU_RESOURCES):
+        most, least = container.limits[name], container.requests[name]
+        if most != least:
+            text = (
+                f"container {container.name}: {name} is {most} in the limits and {least} in the "
+                f"requests, and Kubernetes refuses that: write {most} into both"
+            )
+            yield MisplacedKey(text, (limit(container.name, name, most),))
+
+
+def _one_percent(container: ContainerManifest) -> Iterator[MisplacedKey]:
+    """Yield hundredths of a GPU of which there is one: whoever writes that means a GPU."""
+    for name in sorted(container.amounts.keys() & IN_HUNDREDTHS):
+        if container.amounts[name] == 1:
+            text = f"container {container.name}: {name}: 1 is 1 % of a GPU: for all of it write 100"
+            yield MisplacedKey(text, (limit(container.name, name, 100),))
+
+
+def _unread_value(pod: PodManifest) -> Iterator[MisplacedKey]:
+    value = pod.labels.get(PREEMPTIBLE, "true")
+    if value not in {"true", "false"}:
+        text = (
+            f'label {PREEMPTIBLE} is {value[:20]!r} and has no effect: write "false" to protect '
+            "the pod from preemption, or leave it out"
+        )
+        yield MisplacedKey(text, (Change(Place.LABEL, PREEMPTIBLE, "false"),))
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
@@ -212,10 +250,10 @@ def _misplaced_texts(
             continue
         if word is None:
             yield MisplacedKey(f"{fault}: it is unknown")
-        elif word.place is Place.RESOURCE:
-            yield _belongs_to_limits(fault, word, pod, Change(place, name), texts[name])
         elif word.effect is WordEffect.NO_EFFECT:
             yield MisplacedKey(f"{fault}: {word.note}")
+        elif word.place is Place.RESOURCE:
+            yield _belongs_to_limits(fault, word, pod, Change(place, name), texts[name])
         else:
             text = f"{fault}; {word.name} is {_ARTICLES[word.place]} {word.place}"
             if word.place is place:
@@ -309,7 +347,7 @@ def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
         if name in GPU_RESOURCES or small.startswith(EXTENDED_RESOURCES):
             continue
         accelerates = ACCELERATORS.search(small.partition("/")[2])
-        if accelerates or "gpu" in small or small.startswith(PREFIXES):
+        if accelerates or "gpu" in small or "cuda" in small or small.startswith(PREFIXES):
             yield name
 
 

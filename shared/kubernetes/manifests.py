@@ -1,6 +1,7 @@
 """The pods of a manifest: its own, and those that its controllers would create; pure."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 
 MOST_CHARACTERS = 2**22
+OF_HELM = "it looks like a template of Helm, so fill it in first (`helm template`)"
 TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template"),
     "ReplicaSet": ("spec", "template"),
@@ -23,6 +25,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "PodTemplate": ("template",),
 }
 """The path of the template in each kind that creates pods. Kubernetes API reference, workloads."""
+_SMALL = {kind.lower(): kind for kind in ("Pod", *TEMPLATES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ class ManifestPod:
     pod: ApiPod
     template: Mapping[str, Any] = field(default_factory=dict)
     """The pod as it is written: metadata and spec."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """The object in which it is written."""
+    path: tuple[str, ...] = ()
+    """Where the template is in an object of Kubernetes' own kinds; empty of a pod and of others."""
     replicas: int = 1
     """How many such pods run at once."""
 
@@ -49,7 +56,8 @@ def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[Manifest
     try:
         documents = load_documents(text)
     except ValueError as error:
-        raise RequestError(f"{source} is not YAML: {error}") from error
+        remedy = f": {OF_HELM}" if "{{" in text else ""
+        raise RequestError(f"{source} is not YAML: {error}{remedy}") from error
     _check_size(documents, source)
     pods = [
         pod
@@ -90,7 +98,10 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
         return
     for origin, template, scale in _templates(kind, _name(document, where), document):
         yield replace(
-            _manifest_pod(origin, template, document, where), replicas=_replicas(scale, where)
+            _manifest_pod(origin, template, document, where),
+            replicas=_replicas(scale, where),
+            document=document,
+            path=TEMPLATES.get(kind, ()),
         )
 
 
@@ -100,6 +111,8 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
     elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job
         for task in document["spec"]["tasks"]:
             yield f"Job {name}, task {task.get('name', '?')}", task.get("template"), task
+    elif (right := _SMALL.get(kind.lower(), kind)) != kind:
+        raise RequestError(f"{kind} {name}: Kubernetes knows no kind {kind}: write {right}")
     elif kind in TEMPLATES:
         template: Any = document
         scale: Any = None
@@ -161,13 +174,17 @@ def _replicas(scale: Any, where: str) -> int:
 
 def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> ManifestPod:
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
-        raise RequestError(f"{where}: {origin} has no pod spec")
+        path = ".".join((*TEMPLATES.get(origin.partition(" ")[0], ()), "spec"))
+        raise RequestError(
+            f"{where}: {origin} has no pod spec: its containers belong into {path}.containers"
+        )
     metadata = {
         "namespace": _metadata(owner, where).get("namespace") or "default",
         "name": _name(owner, where),
         **{key: value for key, value in _metadata(template, where).items() if value},
     }
     pod = {"metadata": metadata, "spec": template["spec"]}
+    _check_texts(pod, f"{where}: {origin}")
     try:
         return ManifestPod(
             origin=origin,
@@ -175,7 +192,66 @@ def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> Manifes
             template={"metadata": _metadata(template, where), "spec": template["spec"]},
         )
     except (ValueError, TypeError) as error:
-        raise RequestError(f"{where}: {origin} is not a pod: {error}") from error
+        raise RequestError(f"{where}: {origin} is not a pod: {_plain(str(error))}") from error
+
+
+_KIND_FAULT = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `\$\.([^`]+)`)?")
+_KINDS = {
+    "object": "a mapping (`key: value`)",
+    "array": "a list (`- item`)",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "int | float | str": "an amount",
+    "bool": "true or false",
+    "null": "nothing",
+}
+
+
+def _plain(error: str) -> str:
+    """Return in the words of YAML what a value of the wrong kind is."""
+    fault = _KIND_FAULT.fullmatch(error)
+    if fault is None:
+        return error
+    wanted, given, path = fault.groups()
+    field_path = path or "it"
+    if field_path.endswith("[...]"):
+        field_path = f"each value of {field_path.removesuffix('[...]')}"
+    wanted = wanted.removesuffix(" | null")
+    return f"{field_path} must be {_KINDS.get(wanted, wanted)}, and is {_KINDS.get(given, given)}"
+
+
+def _check_texts(pod: Mapping[str, Any], where: str) -> None:
+    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else.
+
+    Such as `true` or 0.5 without quotes.
+    """
+    for place, texts in (
+        ("annotation", pod["metadata"].get("annotations")),
+        ("label", pod["metadata"].get("labels")),
+        ("node selector", pod["spec"].get("nodeSelector")),
+        *(("variable", variables) for variables in _variables(pod["spec"])),
+    ):
+        for name, value in texts.items() if isinstance(texts, dict) else ():
+            if isinstance(value, bool | int | float):
+                written = json.dumps(value)
+                raise RequestError(
+                    f"{where}: {place} {name} must be text, and YAML reads {written} as a "
+                    f'{"boolean" if isinstance(value, bool) else "number"}: write "{written}"'
+                )
+
+
+def _variables(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for kind in ("initContainers", "containers"):
+        for container in _dicts(spec.get(kind)):
+            yield {
+                str(variable.get("name")): variable.get("value")
+                for variable in _dicts(container.get("env"))
+            }
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _metadata(document: Mapping[str, Any], where: str) -> Mapping[str, Any]:

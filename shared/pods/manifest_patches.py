@@ -111,6 +111,8 @@ def _paths(document: Any, change: Change) -> Iterator[tuple[Token, ...]]:
             yield from _of_amount(document, change.container, change.name)
         case Place.TOTAL if not change.value:
             yield from _of_all_containers(document, change.name)
+        case Place.TOTAL:
+            yield from _of_only_container(document, change.name)
         case Place.ANNOTATION | Place.LABEL:
             yield ("metadata", _OF_METADATA[change.place], change.name)
         case Place.SELECTOR:
@@ -136,6 +138,15 @@ def _of_all_containers(document: Any, name: str) -> Iterator[tuple[Token, ...]]:
     for above in _containers(document):
         for amounts in ("limits", "requests"):
             yield (*above, "resources", amounts, name)
+
+
+def _of_only_container(document: Any, name: str) -> Iterator[tuple[Token, ...]]:
+    """Yield where the only container that requests a resource does so; several share a total."""
+    paths = [
+        path for path in _of_all_containers(document, name) if _value(document, path) is not None
+    ]
+    if len({path[:3] for path in paths}) == 1:
+        yield from paths
 
 
 def _containers(document: Any, name: str = "") -> Iterator[tuple[Token, ...]]:

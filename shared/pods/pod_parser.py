@@ -22,7 +22,7 @@ from shared.dialects import (
     pod_groups,
 )
 from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import annotated_amounts, parse_pod_request
+from shared.dialects.pod_requests import amount_changes, annotated_amounts, parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import EXEMPT
 from shared.kubernetes.types import (
@@ -297,20 +297,30 @@ def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:
 
 
 def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
-    """Parse a pod that is not created yet, with what admission will give it.
+    """Parse a pod that is not created yet, as admission will complete it."""
+    return PodParser(frozenset({pod.spec.scheduler_name}), rules).parse(admitted(pod, rules))
 
-    That is its deadline, and our resource if annotations request its GPUs.
+
+def admitted(pod: ApiPod, rules: Rules) -> ApiPod:
+    """Return a pod with what admission will give it.
+
+    That is its deadline, our resource if annotations request its GPUs, and amounts that are
+    missing beside others.
     """
     with contextlib.suppress(RequestError):  # `parse` reports it
         wanted = deadline_s(view_of(pod))
         pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
     with contextlib.suppress(RequestError):
+        view = view_of(pod)
+        changes = {it.name: amount_changes(it.amounts) for it in view.containers}
+        pod = _completed(pod, changes)
+    with contextlib.suppress(RequestError):
         pod = _completed(pod, annotated_amounts(view_of(pod), rules))
-    return PodParser(frozenset({pod.spec.scheduler_name}), rules).parse(pod)
+    return pod
 
 
 def _completed(pod: ApiPod, added: Mapping[str, Mapping[str, int | None]]) -> ApiPod:
-    """Return the pod with further limits, by the names of its containers."""
+    """Return the pod with changed limits, by the names of its containers; None removes one."""
     spec = pod.spec
     init_containers, containers = (
         tuple(_with_limits(container, added.get(container.name, {})) for container in part)
@@ -320,12 +330,16 @@ def _completed(pod: ApiPod, added: Mapping[str, Mapping[str, int | None]]) -> Ap
     return structs.replace(pod, spec=spec)
 
 
-def _with_limits(container: Container, added: Mapping[str, int | None]) -> Container:
-    limits = {
-        **container.resources.limits,
-        **{name: amount for name, amount in added.items() if amount is not None},
-    }
-    return structs.replace(container, resources=structs.replace(container.resources, limits=limits))
+def _with_limits(container: Container, changes: Mapping[str, int | None]) -> Container:
+    if not changes:
+        return container
+    limits, requests = (
+        {name: amount for name, amount in amounts.items() if name not in changes}
+        for amounts in (container.resources.limits, container.resources.requests)
+    )
+    limits |= {name: amount for name, amount in changes.items() if amount is not None}
+    resources = structs.replace(container.resources, limits=limits, requests=requests)
+    return structs.replace(container, resources=resources)
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
@@ -452,10 +466,9 @@ def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[s
     wanted = {**container.resources.limits, **container.resources.requests}
     amounts = {**wanted, **running.get(container.name, {})}
     try:
-        parsed = parse_resources(amounts)
+        return parse_resources({key: amounts[key] for key in amounts.keys() - LEDGER_RESOURCES})
     except RequestError as error:
         raise RequestError(f"container {container.name}: {error}") from error
-    return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 
 def _grown(resources: Mapping[str, int], leased: Mapping[str, int]) -> dict[str, int]:

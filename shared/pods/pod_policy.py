@@ -15,6 +15,7 @@ from shared.dialects.protected_paths import (
     HOST_PATHS,
     host_path_advice,
     is_data_path,
+    is_driver_path,
     is_mps_path,
     lease_conflict,
     normalized,
@@ -162,6 +163,18 @@ def _host_paths(subject: PolicySubject) -> Broken:
             yield Hint(
                 f"volume {volume}: hostPath {path} leads to a server of MPS, which no pod mounts "
                 "here: remove the volume, its part of a GPU is held without it"
+            )
+        elif is_driver_path(path):
+            mounts = [
+                field_removed(f"volumeMounts[{mount.path}]", container.name)
+                for container in subject.pod.containers
+                for mount in container.mounts
+                if mount.volume == volume
+            ]
+            yield Hint(
+                f"volume {volume}: hostPath {path} has the driver or its devices: remove it from "
+                "spec.volumes and volumeMounts, as a container with a GPU gets both without it",
+                (field_removed(f"spec.volumes[{volume}]"), *mounts),
             )
         elif not is_data_path(path, subject.host_paths):
             yield Hint(

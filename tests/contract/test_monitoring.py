@@ -2,9 +2,10 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import services.cli.commands  # noqa: F401 - declares the commands
 from services.api.reports.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
 from services.cli.arguments import COMMANDS
 from tests.contract.test_pages import anchors
+from tests.support.servers.prometheus import MISSING, PROMTOOL
 from tools.generate import grafana
 from tools.generate.pages import ROOT
 from tools.generate.reference import OURS
@@ -27,8 +29,7 @@ DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 INCREASE = re.compile(r"increase\((\w+)\{(\w+)=~?\"([^\"]+)\"")
 NAME = re.compile(r"(?<![\w:])((?:\w+:)?(?:leasehold|hw|hami|vGPU|Host|Device)_?\w+(?::\w+)?)\b")
 NOT_BASE_UNIT = re.compile(r"_(percent|minutes|hours|ms|milli\w*|mib|gib|mhz|milliwatts)(_|$)")
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
 
 
 def all_rows() -> list[Row]:
@@ -197,10 +198,89 @@ def test_a_rule_groups_selects_and_shows_labels_of_its_metrics(rule: dict[str, A
 
 
 CASES = """
+LeaseholdServiceDown 2m job=binder instance=1 severity=critical
+  up{job="binder",instance="1"} 0+0x20
+  up{job="placer",instance="1"} 1+0x20
+  up{job="app",instance="1"} 0+0x20
+LeaseholdServiceDown never
+  up{job="binder",instance="1"} 0+0x20
+  leasehold_missing_components{service="binder"} 1+0x20
+LeaseholdApiDown never
+  leasehold_agent_leases{instance="1"} 0+0x20
+  leasehold_handling_seconds_count{service="api"} 0+1x20
+LeaseholdEventHandlingFails 11m service=binder handler=bind severity=warning
+  leasehold_events_handled_total{service="binder",handler="bind",outcome="bug"} 0+1x20
+  leasehold_events_handled_total{service="binder",handler="report",outcome="bug"} 3+0x20
+  leasehold_events_handled_total{service="placer",handler="place",outcome="ok"} 0+1x20
+LeaseholdWorkNotReceived 4m service=binder subject=a severity=warning
+  leasehold_resent_messages_total{service="binder",subject="a",instance="1"} 0+24x20
+  leasehold_resent_messages_total{service="binder",subject="a",instance="2"} 0+24x20
+  leasehold_resent_messages_total{service="binder",subject="b"} 0+24x20
+LeaseholdWorkNotReceived never
+  leasehold_resent_messages_total{service="binder",subject="a"} 0+60x20
+  leasehold_missing_components{service="placer"} 1+0x20
+LeaseholdHandlingSlow 16m service=placer handler=place severity=warning
+  leasehold_handling_seconds_bucket{service="placer",handler="place",le="1"} 0+50x20
+  leasehold_handling_seconds_bucket{service="placer",handler="place",le="5"} 0+60x20
+  leasehold_handling_seconds_bucket{service="placer",handler="place",le="+Inf"} 0+60x20
+  leasehold_handling_seconds_bucket{service="binder",handler="bind",le="1"} 0+60x20
+  leasehold_handling_seconds_bucket{service="binder",handler="bind",le="+Inf"} 0+60x20
+LeaseholdPlacerWithoutNodes 3m instance=1 severity=critical
+  leasehold_placer_nodes{instance="1"} 0+0x20
+  leasehold_placer_nodes{instance="2"} 3+0x20
+LeaseholdLedgerMismatch 4m kind=lost_leases severity=critical
+  leasehold_binder_anomalies_total{kind="lost_leases"} 0 0 0 2+0x20
+  leasehold_binder_anomalies_total{kind="deleted_nodes"} 0 0 0 2+0x20
+LeaseholdBudgetAccountInvalid 4m kind=clock-ahead instance=1 severity=critical
+  leasehold_ledger_invariant_violations_total{kind="clock-ahead",instance="1"} 0 0 0 1+0x20
+  leasehold_ledger_invariant_violations_total{kind="journal-cut",instance="1"} 2+0x20
+LeaseholdAllocationsRefused 11m instance=1 severity=warning
+  leasehold_allocations_total{instance="1",resource="a",outcome="refused"} 0+5x20
+  leasehold_allocations_total{instance="1",resource="b",outcome="refused"} 0+5x20
+  leasehold_allocations_total{instance="2",resource="a",outcome="refused"} 0+5x20
+  leasehold_allocations_total{instance="2",resource="a",outcome="granted"} 0+60x20
+LeaseholdOvercommitRefused 4m instance=1 severity=critical
+  leasehold_overcommits_refused_total{instance="1"} 0 0 0 1+0x20
+  leasehold_overcommits_refused_total{instance="2"} 2+0x20
+LeaseholdAgentUnregistered 3m instance=1 severity=warning
+  leasehold_agent_unregistered{instance="1"} 1+0x20
+  leasehold_agent_unregistered{instance="2"} 0+0x20
+LeaseholdWebhookCertificateExpires 62m instance=1 severity=critical
+  leasehold_webhook_certificate_expiration_timestamp_seconds{instance="1"} 2592000+0x70
+  leasehold_webhook_certificate_expiration_timestamp_seconds{instance="2"} 2600000+0x70
+LeaseholdAuthCertificateExpires 62m instance=1 severity=critical
+  leasehold_auth_certificate_expiration_timestamp_seconds{instance="1"} 5184000+0x70
+  leasehold_auth_certificate_expiration_timestamp_seconds{instance="2"} 5200000+0x70
+LeaseholdMigPartitioningFails 4m instance=1 outcome=failed severity=warning
+  leasehold_mig_partitions_total{instance="1",outcome="failed"} 0 0 0 1+0x20
+  leasehold_mig_partitions_total{instance="1",outcome="created"} 0 0 0 1+0x20
+LeaseholdIsolationLost 2m pod=p instance=1 severity=critical
+  leasehold_container_isolation_lost{pod="p",instance="1"} 1+0x20
+  leasehold_container_isolation_lost{pod="q",instance="1"} 0+0x20
+LeaseholdGpuHot 6m device_uuid=GPU-1 instance=1 reason=temperature severity=warning
+  leasehold_gpu_throttled{device_uuid="GPU-1",instance="1",reason="temperature"} 1+0x20
+  leasehold_gpu_throttled{device_uuid="GPU-2",instance="1",reason="power limit"} 1+0x20
+LeaseholdNodeClosed 3m value=2 severity=warning
+  leasehold_closed_nodes{instance="1"} 2+0x20
+  leasehold_closed_nodes{instance="2"} 2+0x20
+LeaseholdNodeClosed never
+  leasehold_closed_nodes{instance="1"} 2+0x20
+  leasehold_missing_components{service="node-agent"} 2+0x20
+LeaseholdServerSlow 3m service=redis value=2.5s severity=warning
+  leasehold_server_reply_seconds{service="redis",instance="1"} 2.5+0x20
+  leasehold_server_reply_seconds{service="redis",instance="2"} 1+0x20
+  leasehold_server_reply_seconds{service="nats",instance="1"} 0.1+0x20
+LeaseholdClocksDiffer 2m service=binder value=6s severity=warning
+  leasehold_clock_difference_seconds{service="binder",instance="1"} 6+0x20
+  leasehold_clock_difference_seconds{service="binder",instance="2"} 5+0x20
+  leasehold_clock_difference_seconds{service="placer",instance="1"} 1+0x20
+LeaseholdGpuHeldByEndedPod 2m instance=1 value=1 severity=warning
+  leasehold_agent_leftovers{instance="1"} 1+0x20
+  leasehold_agent_leftovers{instance="2"} 0+0x20
 LeaseholdDeviceUnhealthy 6m device_uuid=GPU-1 index=1 state=cordoned severity=warning
   leasehold_device_health{device_uuid="GPU-1",index="1",state="cordoned"} 1+0x20
   leasehold_device_health{device_uuid="GPU-1",index="1",state="healthy"} 0+0x20
-LeaseholdGpuWithoutLease 2m reason=GpuVisibleWithoutLease instance=1 severity=critical
+LeaseholdGpuWithoutLease 2m reason=GpuVisibleWithoutLease instance=1 value=2 severity=critical
   leasehold_violations{reason="GpuVisibleWithoutLease",instance="1"} 2+0x20
   leasehold_violations{reason="GpuVisibleToPrivileged",instance="1"} 1+0x20
 LeaseholdContainerRuntimeOpen 16m setting=nri instance=1 severity=warning
@@ -250,16 +330,34 @@ LeaseholdLeasesIdle 70m namespace=a severity=warning
   leasehold_idle_leases{namespace="a"} 2+0x90
   leasehold_waiting_pods{system="hami",reason="A"} 1+0x90
 """.strip()
-"""An alert, when it must fire and with which labels; then its series, with a sample each minute."""
+"""An alert, when it must fire, and with which labels and value; or `never`, also after 20 minutes.
+Then its series, with a sample each minute."""
+LATE = "20m"
 
 
-def cases() -> dict[str, tuple[str, dict[str, str], list[dict[str, str]]]]:
-    found: dict[str, tuple[str, dict[str, str], list[dict[str, str]]]] = {}
+@dataclass(frozen=True)
+class Case:
+    alert: str
+    at: str
+    labels: dict[str, str]
+    """Of the alert that fires, and its `value`; none if it never fires."""
+    inputs: list[dict[str, str]]
+
+
+def cases() -> Iterator[Case]:
     for block in re.split(r"\n(?=\w)", CASES):
         head, *series = block.splitlines()
         alert, at, *labels = head.split()
-        found[alert] = (at, dict(label.split("=") for label in labels), input_series(series))
-    return found
+        yield Case(
+            alert=alert,
+            at=LATE if at == "never" else at,
+            labels=dict(label.split("=") for label in labels),
+            inputs=input_series(series),
+        )
+
+
+def test_each_alert_has_a_case_in_which_it_fires() -> None:
+    assert {case.alert for case in cases() if case.labels} == {rule["alert"] for rule in ALERTS}
 
 
 def input_series(lines: list[str]) -> list[dict[str, str]]:
@@ -274,10 +372,11 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_rules(folder: Path, test: dict[str, Any]) -> None:
-    """Run promtool's test of our rules, with a sample each minute."""
+def run_rules(folder: Path, *tests: dict[str, Any]) -> None:
+    """Run promtool's tests of our rules, with a sample each minute."""
     file = folder / "tests.yaml"
-    text = {"rule_files": [str(RULES_FILE)], "tests": [{"interval": "1m", **test}]}
+    each_minute = [{"interval": "1m", **test} for test in tests]
+    text = {"rule_files": [str(RULES_FILE)], "tests": each_minute}
     file.write_text(yaml.safe_dump(text))
     promtool("test", "rules", str(file))
 
@@ -301,6 +400,57 @@ def panel_expressions() -> set[str]:
         for panel in dashboard["panels"]
         for target in panel["targets"]
     }
+
+
+SELECTOR = re.compile(r"([\w:]+)\{([^}]*)\}")
+
+
+def one_series_each(expression: str) -> list[dict[str, str]]:
+    """A series of each metric that an expression reads, with a label for each that it can have."""
+    matched = {
+        name: dict(re.findall(r'(\w+)=~?"([^"]*)"', matchers))
+        for name, matchers in SELECTOR.findall(expression)
+    }
+    inputs: list[dict[str, str]] = []
+    for name in sorted(metrics_in(expression) or {"up"}):
+        if rule := next((rule for rule in RULES if rule.get("record") == name), None):
+            inputs += one_series_each(rule["expr"])
+            continue
+        wanted = matched.get(name, {})
+        ends = ("1", "+Inf") if name.endswith("_bucket") else ("",)
+        for end in ends:
+            labels = {label: wanted.get(label, "x") for label in labels_of(name)} | {"le": end}
+            pairs = ",".join(f'{label}="{text}"' for label, text in labels.items() if text)
+            inputs.append({"series": f"{name}{{{pairs}}}", "values": "1+0x20"})
+    return inputs
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_each_panel_shows_one_series_of_one_series_of_its_metrics(
+    path: Path, tmp_path: Path
+) -> None:
+    """Metrics whose labels do not match would give none, and a default of 0 a second one."""
+    expressions = [
+        re.sub(r'=~"\$\w+"', '=~"x"', target["expr"].replace("$instance:.*", "x"))
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel["targets"]
+    ]
+    tests = [
+        {
+            "input_series": one_series_each(expression),
+            "promql_expr_test": [
+                {
+                    "expr": f"count({expression})",
+                    "eval_time": "15m",
+                    "exp_samples": [{"labels": "{}", "value": 1}],
+                }
+            ],
+        }
+        for expression in expressions
+    ]
+
+    run_rules(tmp_path, *tests)
 
 
 RECORDED = """
@@ -341,12 +491,22 @@ PODS = """
   leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="1"} 1048576
   leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="2"} 1048576
   leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="0"} 1048576
+  leasehold_container_cores_leased_ratio{namespace="a",pod="busy",container="0"} 0.5
+  leasehold_container_cores_leased_ratio{namespace="a",pod="busy",container="1"} 0.1
+  leasehold_container_cores_leased_ratio{namespace="a",pod="idle",container="1"} 0.1
+  leasehold_container_memory_measured_bytes{namespace="a",pod="busy",container="0"} 4194304
+  leasehold_container_memory_measured_bytes{namespace="a",pod="busy",container="1"} 2097152
+  leasehold_container_cores_measured_ratio{namespace="a",pod="busy",container="0"} 0.9
+  leasehold_container_cores_measured_ratio{namespace="a",pod="busy",container="1"} 0.3
 """
 """Two pods whose containers 0 are init containers."""
 
 
 @needs_promtool
-@pytest.mark.parametrize(("column", "value"), [("idle", 25), ("memory", 7)])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("idle", 25), ("memory", 7), ("cores", 60), ("used_memory", 2), ("used_cores", 30)],
+)
 def test_the_history_has_the_most_of_a_pod_and_is_idle_once_all_its_containers_are(
     column: str, value: float, tmp_path: Path
 ) -> None:
@@ -359,22 +519,29 @@ def test_the_history_has_the_most_of_a_pod_and_is_idle_once_all_its_containers_a
 
 
 @needs_promtool
-@pytest.mark.parametrize("alert", cases())
-def test_an_alert_fires_for_its_series_only(alert: str, tmp_path: Path) -> None:
-    at, labels, inputs = cases()[alert]
-    (rule,) = (each for each in ALERTS if each["alert"] == alert)
-    expected = {"exp_labels": labels, "exp_annotations": filled(rule["annotations"], labels)}
+@pytest.mark.parametrize("case", [*cases()], ids=lambda case: f"{case.alert} {case.at}")
+def test_an_alert_fires_for_its_series_only(case: Case, tmp_path: Path) -> None:
+    (rule,) = (rule for rule in ALERTS if rule["alert"] == case.alert)
+    texts = filled(rule["annotations"], case.labels)
+    labels = {name: text for name, text in case.labels.items() if name != "value"}
+    fires = [{"exp_labels": labels, "exp_annotations": texts}] if case.labels else []
     is_later = "for" in rule or "increase(" in rule["expr"]
     checks = [
-        {"eval_time": "0s", "alertname": alert, "exp_alerts": [] if is_later else [expected]},
-        {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
+        {"eval_time": "0s", "alertname": case.alert, "exp_alerts": [] if is_later else fires},
+        {"eval_time": case.at, "alertname": case.alert, "exp_alerts": fires},
     ]
 
-    run_rules(tmp_path, {"input_series": inputs, "alert_rule_test": checks})
+    run_rules(tmp_path, {"input_series": case.inputs, "alert_rule_test": checks})
+
+
+VALUE = re.compile(r"\{\{ \$value(?: \| \w+)? \}\}")
 
 
 def filled(annotations: dict[str, str], labels: dict[str, str]) -> dict[str, str]:
     return {
-        key: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+        key: VALUE.sub(
+            labels.get("value", ""),
+            re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda name: labels.get(name[1], ""), text),
+        )
         for key, text in annotations.items()
     }

@@ -1,8 +1,8 @@
 """Which alerts of the rules fire for samples of /metrics; pure.
 
 Of PromQL, this reads what our alerts use: one metric with matchers, `rate` or `increase` of it
-since the samples before, `sum` or `max` by labels, a comparison with a number, and `unless`. Other
-expressions are not evaluated.
+since the samples before, `sum` or `max`, perhaps by labels, a comparison with a number, and
+`unless`. Other expressions are not evaluated.
 """
 
 import operator
@@ -17,7 +17,7 @@ import yaml
 
 RULES = Path(__file__).parents[2] / "k8s" / "monitoring" / "rules.yaml"
 _EXPRESSION = re.compile(
-    r"(?:(?P<aggregation>sum|max) by \((?P<by>[^)]*)\) ?\()?"
+    r"(?:(?P<aggregation>sum|max)(?: by \((?P<by>[^)]*)\))? ?\()?"
     r"(?:(?P<change>rate|increase)\()?(?P<metric>\w+)(?:\{(?P<matchers>[^}]*)\})?(?:\[\d+m\])?\)*"
     r"(?P<left> - time\(\))? (?P<comparison>==|>|<) (?P<limit>[\d.* ]*[\d.])"
     r"(?: unless on \(\) max\((?P<unless>\w+)\) > 0)?"
@@ -105,7 +105,7 @@ def _matches(labels: Mapping[str, str], matchers: Sequence[tuple[str, str, str]]
 def _aggregated(form: re.Match[str], values: Iterable[tuple[Labels, float]]) -> list[float]:
     if not form["aggregation"]:
         return [value for _, value in values]
-    names = {name.strip() for name in form["by"].split(",")}
+    names = {name.strip() for name in (form["by"] or "").split(",")}
     groups: dict[Labels, list[float]] = {}
     for labels, value in values:
         key = tuple(pair for pair in labels if pair[0] in names)

@@ -54,7 +54,7 @@ QUESTIONS = (
             Panel("Leased, in GPUs", "short",
                   (f"max by (model) (leasehold_leased_gpus{MODEL})",)),
             Panel("Idle leases by namespace", "short",
-                  ("max by (namespace) (leasehold_idle_leases) or vector(0)",)),
+                  ("max by (namespace) (leasehold_idle_leases) or on () vector(0)",)),
             Panel("MIG layouts changed", "short",
                   ("sum by (outcome) (increase(leasehold_mig_partitions_total[5m]))",)),
         ),
@@ -74,7 +74,7 @@ QUESTIONS = (
                   (_rate("leasehold_placements_total", "outcome"),)),
             Panel("Evictions by cause", "short",
                   ("sum by (namespace, cause) (increase(leasehold_preemption_evictions_total[5m]))"
-                   " or vector(0)",)),
+                   " or on () vector(0)",)),
         ),
     ),
     Question(
@@ -125,7 +125,7 @@ QUESTIONS = (
         {"service": "leasehold_events_handled_total"},
         (
             Panel("Missing components", "short",
-                  ("max by (service) (leasehold_missing_components) or vector(0)",)),
+                  ("max by (service) (leasehold_missing_components) or on () vector(0)",)),
             Panel("Time to handle a batch, 99th percentile", "s",
                   (_p99("leasehold_handling_seconds", "service, handler",
                         '{service=~"$service"}'),)),

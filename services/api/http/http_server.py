@@ -6,7 +6,7 @@ Errors of /api/v1 are JSON `{"error": ...}`.
 import asyncio
 import gzip
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from importlib import resources
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from services.api.api_call import ApiCall, Route
 from services.api.http import static_page
+from services.api.http.page_script import bundle
 from services.api.http.read_api import ROUTES, ReadApi
 from services.api.projection.visible_cluster import NamespaceFilter, all_namespaces
 from services.api.service import ApiService
@@ -99,8 +100,9 @@ class HttpServer:
         self.service = api.service
         self.authenticator = authenticator
         folder = resources.files("services.api") / "static"
-        self.files = {path.name: StaticFile.load(path.read_bytes()) for path in folder.iterdir()}
-        self.modules = sorted(name for name in self.files if _is_module(name))
+        contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+        contents["all.js"] = page_script(contents)
+        self.files = {name: StaticFile.load(body) for name, body in contents.items()}
         self._open = OpenResponses(MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED)
         self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
 
@@ -140,8 +142,7 @@ class HttpServer:
         if reason := self.service.unready_reason():
             return _html(static_page.unready_page(reason), status=503)
         is_signed_in = not self.authenticator.is_anonymous
-        text = static_page.page(signed_in=is_signed_in, modules=self.modules)
-        return _html(text, compress=True)
+        return _html(static_page.page(signed_in=is_signed_in), compress=True)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -271,8 +272,10 @@ class HttpServer:
         return response
 
 
-def _is_module(name: str) -> bool:
-    return name.endswith(".js") and name != "uplot.js"  # which is loaded with the first chart
+def page_script(files: Mapping[str, bytes]) -> bytes:
+    """Return `page.js` with all modules that it imports."""
+    modules = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
+    return bundle(modules, "page.js").encode()
 
 
 def _accepts_gzip(request: web.Request) -> bool:

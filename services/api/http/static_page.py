@@ -1,6 +1,5 @@
 """The HTML of the page, which scripts fill in, and of the login form; pure."""
 
-from collections.abc import Iterable
 from html import escape
 
 HEAD = """<!doctype html>
@@ -14,9 +13,10 @@ HEAD = """<!doctype html>
 <link rel="stylesheet" href="/static/page.css">
 """
 SCRIPTS = """<link rel="stylesheet" href="/static/views.css">
+<script type="module" src="/static/all.js"></script>
 <link rel="preload" href="/api/v1/state" as="fetch" crossorigin>
-<script type="module" src="/static/page.js"></script>
 """
+"""The state comes last, as the files wait while it is encoded."""
 SIGN_OUT = '<form method="post" action="/logout"><button class="small">Sign out</button></form>'
 BODY = """</head>
 <body>
@@ -35,14 +35,9 @@ or <code>kubectl leasehold gpus</code>.</p></noscript>
 """
 
 
-def page(*, signed_in: bool, modules: Iterable[str] = ()) -> str:
-    """Return the page before its scripts have read anything.
-
-    `modules` are loaded at once, instead of each after the module that imports it.
-    """
-    preloads = (f'<link rel="modulepreload" href="/static/{name}">\n' for name in modules)
-    account = SIGN_OUT if signed_in else ""
-    return "".join([HEAD, SCRIPTS, *preloads, BODY.format(account=account)])
+def page(*, signed_in: bool) -> str:
+    """Return the page before its script has read anything."""
+    return "".join([HEAD, SCRIPTS, BODY.format(account=SIGN_OUT if signed_in else "")])
 
 
 def login_page(problem: str) -> str:

@@ -272,13 +272,10 @@ class Projection:
     def fair_share(self) -> FairShare:
         """Return the usage that orders the waiting pods."""
         healthy = [view for view in self.devices.values() if view.healthy]
-        used: dict[Namespace, GpuAmount] = {}
-        for usage_on_node in self._usage.values():
-            for name, usage in usage_on_node.items():
-                more = GpuAmount(
-                    cores_percent=usage["cores_percent"], memory_mib=usage["memory_mib"]
-                )
-                used[name] = used.get(name, GpuAmount()).plus(more)
+        used = {
+            name: GpuAmount(cores_percent=usage["cores_percent"], memory_mib=usage["memory_mib"])
+            for name, usage in self._usage_by_namespace().items()
+        }
         return FairShare(
             total=GpuAmount(
                 cores_percent=100 * len(healthy),
@@ -293,11 +290,17 @@ class Projection:
             },
         )
 
-    def namespaces(self) -> list[NamespaceView]:
+    def _usage_by_namespace(self) -> dict[Namespace, _NamespaceUsage]:
         total: dict[Namespace, _NamespaceUsage] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
-                total.setdefault(name, Counter()).update(usage)
+                sums = total.setdefault(name, Counter())
+                for kind, amount in usage.items():  # Counter.update takes five times as long
+                    sums[kind] += amount
+        return total
+
+    def namespaces(self) -> list[NamespaceView]:
+        total = self._usage_by_namespace()
         pods = chain(self.waiting.values(), self.gated.values())
         waiting = Counter(pod.queued.namespace for pod in pods)
         names = sorted({*total, *waiting, *self.budgets})

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType, structs
@@ -180,8 +181,11 @@ class VisibleCluster:
         return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
     def device(self, view: DeviceView) -> DeviceView:
-        """Return a device without the names of others."""
+        """Return a device without the names of others; copied only if something differs."""
         shares = tuple(map(self._share, view.shares))
+        differs = view.fault or view.leftovers or view.reservation or _any_idle(shares)
+        if not differs and all(map(is_, shares, view.shares)):
+            return view
         return structs.replace(
             view,
             fault=visible_fault(view.fault, self.visible),
@@ -427,6 +431,10 @@ class VisibleCluster:
     def _event(self, event: EventView) -> EventView:
         is_shown = not event.beneficiary or self.visible(event.for_namespace)
         return event if is_shown else structs.replace(event, beneficiary="")
+
+
+def _any_idle(shares: Iterable[HeldShare]) -> bool:
+    return any(share.measured is not None and share.measured.idle for share in shares)
 
 
 def _present(

@@ -55,14 +55,15 @@ def _most(metric: str) -> str:
 AMOUNT_METRICS = {
     "memory": f"{_most('leasehold_container_memory_leased_bytes')} / {MIB}",
     "cores": f"100 * {_most('leasehold_container_cores_leased_ratio')}",
-    "used_memory": f"sum(leasehold_container_memory_measured_bytes@) / {MIB}",
-    "used_cores": "100 * sum(leasehold_container_cores_measured_ratio@)",
+    "used_memory": f"sum(leasehold_container_memory_measured_bytes@ and {IDLE_TIME}@) / {MIB}",
+    "used_cores": f"100 * sum(leasehold_container_cores_measured_ratio@ and {IDLE_TIME}@)",
     "idle": f"100 * sum(sum by ({OF_POD}) (leasehold_container_gpus_leased@)"
     f" * (min by ({OF_POD}) ({IDLE_TIME}@) > bool $))",
 }
 """@: a selector; $: the time after which a share is idle.
 
-What a pod has of a device is idle once all its containers are, as in recent history."""
+What a pod has of a device is idle once all its containers are, and what init containers use does
+not count, as in recent history."""
 SENSOR_METRICS = {
     "temperature": "max(hw_temperature_celsius@)",
     "power": "max(hw_power_watts@)",

@@ -139,6 +139,11 @@ export function oncePerFrame(draw) {
   };
 }
 
+/** Call a function once the browser has painted what is drawn now. */
+export function afterPaint(then) {
+  requestAnimationFrame(() => setTimeout(then));
+}
+
 /**
  * Return the JSON of a path of the API. Throws an error with the API's words.
  *

@@ -1,5 +1,5 @@
 // A long list of which only the rows near the window exist. Rows that leave it are used again for others.
-import { oncePerFrame } from "./dom.js";
+import { afterPaint, oncePerFrame } from "./dom.js";
 
 const MARGIN = 240; // pixels above and below the window
 const FEW = 60; // so many rows exist all, so that the browser finds text in them
@@ -10,6 +10,7 @@ export class VirtualRows {
     this.root = root;
     this.make = make;
     this.height = height;
+    this.painted = false;
     this.items = [];
     this.keys = [];
     this.tops = [0];
@@ -35,6 +36,13 @@ export class VirtualRows {
     this.keys = items.map(keyOf);
     this.measure();
     this.render(true);
+    if (!this.painted) afterPaint(() => this.renderRest());
+  }
+
+  /** Draw the rows outside the window, too, if there are few: the first picture does not wait for them. */
+  renderRest() {
+    this.painted = true;
+    this.render();
   }
 
   /** Compute where each row is. */
@@ -48,7 +56,7 @@ export class VirtualRows {
   render(all = false) {
     if (!this.root.isConnected) return;
     const top = -this.root.getBoundingClientRect().top;
-    const isShort = this.items.length <= FEW;
+    const isShort = this.painted && this.items.length <= FEW;
     const from = isShort ? 0 : this.indexAt(top - MARGIN);
     const to = isShort
       ? this.items.length

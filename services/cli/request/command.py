@@ -17,6 +17,7 @@ from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain
 from services.cli.request.claims import ClaimReport, claim_lines, report_of_claim
+from services.cli.request.unread_places import find_unread_places
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
@@ -25,12 +26,18 @@ from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
 from shared.dialects.nvidia.sharing_selectors import find_sharing_selectors
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.vocabulary import did_you_mean, find_misplaced, find_unread, unknown_gpus
+from shared.dialects.vocabulary import (
+    did_you_mean,
+    find_misplaced,
+    find_unread,
+    meant,
+    unknown_gpus,
+)
 from shared.kubernetes.manifest_claims import claims_in
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import BILLION
-from shared.model.change import Change
+from shared.model.change import Hint
 from shared.model.devices.device import Device, DeviceMode, DeviceUse
 from shared.model.devices.node import NodeFacts
 from shared.model.devices.replicas import Replicas
@@ -58,7 +65,7 @@ from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.pods.manifest_patches import PatchOperation, json_patch
-from shared.pods.pod_parser import parse_manifest
+from shared.pods.pod_parser import admitted, parse_manifest
 from shared.pods.pod_view import PodView, view_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 
@@ -225,39 +232,55 @@ def report_of(
         ours=scheduler in schedulers,
         claims=tuple(claim.name for claim in written.pod.spec.resource_claims),
     )
+    unread = tuple(find_unread_places(written))
     if parsed.request is not None:
         warnings = _warnings(view_of(written.pod), parsed.request)
+        if parsed.request.containers:
+            warnings = chain((hint.text for hint in unread), warnings)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
     if parsed.request_error or parsed.request is None:
-        changes = _mending(written.pod, rules)
-        patch = json_patch(written.template, changes)
-        return structs.replace(report, fault=parsed.request_error, patch=patch)
+        wrong = _fault_of(written.pod, rules) or Hint(parsed.request_error)
+        patch = json_patch(written.template, wrong.changes)
+        return structs.replace(report, fault=wrong.text, patch=patch)
     containers = tuple(
         ContainerReport(container=container.container, request=request_text(container))
         for container in parsed.request.containers
     )
     report = structs.replace(report, dialect=parsed.request.dialect, containers=containers)
     if not containers:
-        unknown = list(unknown_gpus(parsed.resources))
-        meant = [
-            f"requests {name}: {did_you_mean(name, parsed.resources[name])}".removesuffix(": ")
-            for name in unknown
-        ]
         view = view_of(written.pod)
-        words = chain(find_misplaced(view), find_unread(view, parsed.request.dialect))
-        changes = tuple(change for word in words for change in word.changes)
+        unknown = tuple(_unknown_resources(view))
+        words = chain(unread, unknown, find_misplaced(view), find_unread(view, ""))
+        changes = dict.fromkeys(change for word in words for change in word.changes)
+        fault = "; ".join(hint.text for hint in (*unread, *unknown))
         patch = json_patch(written.template, changes)
-        return structs.replace(report, fault="; ".join(meant), patch=patch)
+        return structs.replace(report, fault=fault, patch=patch)
     return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
 
 
-def _mending(pod: ApiPod, rules: Rules) -> tuple[Change, ...]:
-    """Return the change that the error about a request names."""
+def _fault_of(pod: ApiPod, rules: Rules) -> Hint | None:
+    """Return what admission says of an invalid request, with the changes; None if it is valid."""
     try:
-        parse_pod_request(view_of(pod), rules)
+        view = view_of(pod)
+        amount = next((word for word in find_misplaced(view) if word.is_resource), None)
     except RequestError as error:
-        return error.changes
-    return ()
+        return Hint(str(error), error.changes)
+    try:
+        parse_pod_request(view_of(admitted(pod, rules)), rules)
+    except RequestError as error:
+        # What is missing is probably what was written wrongly.
+        return amount or Hint(str(error), error.changes)
+    return None
+
+
+def _unknown_resources(pod: PodView) -> Iterator[Hint]:
+    """Yield resources that look as if they were for GPUs, with those that were probably meant."""
+    for container in pod.containers:
+        for name in unknown_gpus(container.amounts):
+            amount = container.amounts[name]
+            instead = meant(name, amount, container.name)
+            text = f"requests {name}: {did_you_mean(name, amount)}".removesuffix(": ")
+            yield Hint(text, instead.changes if instead else ())
 
 
 def _warnings(pod: PodView, request: PodRequest) -> Iterator[str]:

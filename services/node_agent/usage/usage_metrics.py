@@ -73,8 +73,8 @@ _SHARE_METRICS: _Table[MeasuredShare] = {
         _drift,
     ),
     "leasehold_container_cores_leased_ratio": (
-        "Share of a device's cores that the container leases, 0 to 1.",
-        lambda of: _ratio(of.share.cores_percent),
+        "Share of a device's cores that the container leases, 0 to 1; 0 of a MIG instance.",
+        lambda of: _ratio(of.share.booked_cores),
     ),
     "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",

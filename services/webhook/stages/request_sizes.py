@@ -9,7 +9,7 @@ from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.model.change import Change, Hint
 from shared.model.denial import Denial
 from shared.model.devices.device import MIB
-from shared.model.requests.request import GpuRequest, PodRequest
+from shared.model.requests.request import LEAST_SHARE_MIB, GpuRequest, PodRequest
 from shared.placing.advice import changes_between
 from shared.pods.pod_view import PodContainer
 
@@ -31,7 +31,11 @@ def too_large(
         if excess:
             written = _written(amounts.get(request.container, {}))
             most = _most(pod, request, largest)
+            instead = _in_blocks(pod, request, largest)
             advice = f"set {_listed(most)}" if most else "request at most as much"
+            if instead is not None:
+                most = instead.changes
+                advice = instead.text
             text = (
                 f'container "{request.container}" ({written}) requests {excess}; {advice}, or '
                 "request a whole GPU"
@@ -45,6 +49,18 @@ def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple
         return _changes(pod, request, memory_units=largest.memory_units)
     step = DIALECTS[pod.dialect].memory_step
     return _changes(pod, request, memory_bytes=largest.memory_mib * MIB // step * step)
+
+
+def _in_blocks(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> Hint | None:
+    """Return the blocks for as many MiB as the number that is written, if a device has so much."""
+    step = DIALECTS[pod.dialect].memory_step
+    if step == MIB or request.memory_bytes is None:
+        return None
+    mib = request.memory_bytes // step
+    if not LEAST_SHARE_MIB <= mib <= largest.memory_mib:
+        return None
+    changes = _changes(pod, request, memory_bytes=-(-mib * MIB // step) * step)
+    return Hint(f"for {mib} MiB set {_listed(changes)}", changes)
 
 
 def _changes(pod: PodRequest, request: GpuRequest, **amount: int) -> tuple[Change, ...]:

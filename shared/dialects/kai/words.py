@@ -5,6 +5,8 @@ its validation, and NvFractions. A word that cannot have an effect there is refu
 https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
 """
 
+import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,9 +21,11 @@ from shared.dialects.strict_values import (
     shown,
 )
 from shared.model.bounds import MOST, MOST_SHARES
+from shared.model.change import Change, Place
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB
 from shared.model.quantity import parse_quantity
+from shared.model.requests.request import ALL_PERCENT
 
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"
@@ -91,7 +95,7 @@ def parse_wish(pod: PodManifest) -> Wish:
     portion = _of_container(notes, PORTION_PREFIX, (PORTION_LIMIT,))
     container = _container(pod, (*own, *portion))
     keys = {key.ending: key.key for key in (*own, *portion)}
-    fraction = parse_part(FRACTION, notes[FRACTION]) if FRACTION in notes else None
+    fraction = _parse_fraction(notes[FRACTION]) if FRACTION in notes else None
     memory_mib = _parse_mib(notes[MEMORY]) if MEMORY in notes else None
     _check_one_amount(notes, keys)
     request_mib = _request_mib(notes, keys)
@@ -178,9 +182,30 @@ def _parse_mib(text: str) -> int:
 
 
 def _no_mib(text: str) -> RequestError:
-    return RequestError(
+    fault = (
         f"{MEMORY} must be a whole number of MiB, 1 or more, without a suffix, got {shown(text)}"
     )
+    amount = Fraction(0)
+    with contextlib.suppress(RequestError):
+        amount = parse_quantity(text)
+    if amount < MIB:
+        return RequestError(fault)
+    mib = str(math.ceil(amount / MIB))
+    return RequestError(f'{fault}: write "{mib}"', Change(Place.ANNOTATION, MEMORY, mib))
+
+
+def _parse_fraction(text: str) -> Fraction:
+    try:
+        return parse_part(FRACTION, text)
+    except RequestError as error:
+        percent = Fraction(0)
+        with contextlib.suppress(RequestError):
+            percent = parse_quantity(text.removesuffix("%")) if text.endswith("%") else percent
+        if not 0 < percent < ALL_PERCENT:
+            raise
+        part = f"{float(percent / ALL_PERCENT):g}"
+        change = Change(Place.ANNOTATION, FRACTION, part)
+        raise RequestError(f'{error}: write "{part}"', change) from error
 
 
 def _check_one_amount(notes: Mapping[str, str], keys: Mapping[str, str]) -> None:
@@ -188,7 +213,8 @@ def _check_one_amount(notes: Mapping[str, str], keys: Mapping[str, str]) -> None
     if len(amounts) > 1:
         raise RequestError(
             f"{FRACTION} is {shown(notes[FRACTION])} and {MEMORY} is {shown(notes[MEMORY])}: write "
-            "one of them"
+            f"one of them, such as without {MEMORY}",
+            Change(Place.ANNOTATION, MEMORY),
         )
     more = [LIMIT] if amounts == [MEMORY] else [LIMIT, REQUEST]
     for ending in more if amounts else ():

@@ -159,7 +159,7 @@ def _needs(request: PodRequest, **changes: object) -> PodRequest:
 
 def _any_labels(request: PodRequest, node: MirroredNode, dialect: Dialect | None) -> PodRequest:
     """Take the node's own labels, but for those that a dialect requires by itself."""
-    own = dialect.node_labels if dialect else frozenset()
+    own = dialect.node_labels & dialect.request_labels if dialect else frozenset()
     labels = node.facts.labels
     selector = request.node_requirements.selector
     kept = [

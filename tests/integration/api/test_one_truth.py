@@ -4,8 +4,9 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,17 +14,32 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 from playwright.async_api import Browser, expect
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Metric
 from rich.console import Console
 
 from services.api.aggregated.objects import KINDS
+from services.api.reports.history import (
+    AMOUNTS,
+    CLUSTER,
+    DEVICE,
+    NAMESPACE,
+    NODE,
+    POD,
+    Subject,
+    range_of,
+)
+from services.api.reports.prometheus import Prometheus
 from services.cli.admin.reports import by_owner, idle_table, starts_table
 from services.cli.inspect import render
+from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from services.node_agent.usage.snapshot import UsageSnapshot
+from services.node_agent.usage.usage_metrics import usage_metrics
 from services.timekeeper.cost_recorder import CostRecorder
 from shared.model.budgets.cost_records import IDLE, USED
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import UsageReply
-from shared.model.leases.lease import Lease, Share
+from shared.model.leases.lease import MIB, Lease, Share, ShareKey, share_key
 from shared.model.leases.ledger import reservation_for
 from shared.model.leases.preemption import (
     EndingLease,
@@ -40,6 +56,13 @@ from tests.support.api.browser import needed, opened
 from tests.support.api.running import RunningApi
 from tests.support.build import measurement
 from tests.support.placer.ledger import device, facts, queued, report, reservation, reserve, share
+from tests.support.servers.prometheus import (
+    MISSING,
+    PROGRAM,
+    PROMTOOL,
+    prometheus,
+    sample_lines,
+)
 from tests.support.waiting import until
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
@@ -66,6 +89,7 @@ class Day:
     shown: RunningApi
     gpus: GpusView
     recorder: CostRecorder
+    leases: tuple[Lease, ...]
 
 
 async def lease_of(shown: RunningApi, pod: str, node: str, *shares: Share) -> Lease:
@@ -134,7 +158,7 @@ async def day(shown: RunningApi) -> AsyncIterator[Day]:
     await recorder.record()
     view = await until(lambda: gpus_of(shown), has_all)
     await recorder.record()
-    yield Day(shown, view, recorder)
+    yield Day(shown, view, recorder, (*busy, idle))
 
 
 def printed(renderable: Any) -> str:
@@ -216,6 +240,12 @@ async def test_what_is_idle_is_the_same_in_tile_list_report_costs_and_metrics(
     report_text = printed(idle_table(by_owner(view, {}), view))
     assert re.search(rf"total .* {UNUSED:.2f} .* {UNUSED:.2f} ", report_text)
     assert sum(gpu.idle_milli_gpu for node in day.gpus.nodes for gpu in node.devices) == 500
+    (of_leases,) = (kind for kind in KINDS if kind.plural == "gpuleases")
+    objects = of_leases.read(day.shown.service.cluster(lambda _: True))
+    assert [of.metadata.name for of in objects if of.status.idle_since] == ["idle"]
+    _, leases = await day.shown.get("/api/v1/leases")
+    lines = printed(render.ps(msgspec.convert(leases, LeasesView))).splitlines()
+    assert [line.split()[0] for line in lines if ", idle " in line] == ["team/idle"]
     await day.shown.service.export_metrics()
     assert value("leasehold_idle_gpus") == UNUSED
     await day.shown.service.sample_history()
@@ -260,6 +290,76 @@ async def test_promises_kept_are_the_same_in_api_report_page_and_metrics(
     ]
     assert known_s == pytest.approx([3 * HOUR_S, HOUR_S])
     assert REGISTRY.get_sample_value("leasehold_promised_starts_kept_ratio") == 0.75
+
+
+OF_CLUSTER = ("leasehold_leased_memory_bytes", "leasehold_leased_cores", "leasehold_idle_gpus")
+LEFT_BEHIND_MIB = 500
+"""What the init container's file still counts."""
+
+
+def agent_metrics(day: Day, node: NodeName, now: float) -> Iterator[Metric]:
+    """What the agent of a node exports of the day's leases, as it has measured them."""
+    replied = {(of.pod, of.container): of for of in day.shown.usage.nodes[node].shares}
+    measured: list[MeasuredContainer] = []
+    idle_since: dict[ShareKey, float] = {}
+    for lease in day.leases:
+        for leased_share in lease.shares if lease.node == node else ():
+            usage = replied.get((lease.pod, leased_share.container))
+            mib = LEFT_BEHIND_MIB if usage is None else usage.memory_mib or 0
+            measured_share = MeasuredShare(
+                share=leased_share,
+                position=0,
+                driver_bytes=mib * MIB,
+                driver_percent=None if usage is None else usage.cores_percent,
+            )
+            container = LeasedContainer(lease=lease, name=leased_share.container)
+            measured.append(
+                MeasuredContainer(container=container, region=None, shares=(measured_share,))
+            )
+            if usage is not None and usage.idle_since is not None:
+                idle_since[share_key(lease.pod, leased_share)] = usage.idle_since
+    snapshot = UsageSnapshot(containers=tuple(measured))
+    return usage_metrics(snapshot, node, now=now, idle_since=idle_since, read={})
+
+
+def subjects_of(day: Day) -> Iterator[Subject]:
+    yield Subject(kind=CLUSTER)
+    yield Subject(kind=NAMESPACE, name=TEAM, namespace=TEAM)
+    for node in day.gpus.nodes:
+        yield Subject(kind=NODE, name=node.node, devices=tuple(gpu.uuid for gpu in node.devices))
+    for lease in day.leases:
+        yield Subject(kind=POD, name=lease.pod, namespace=TEAM, pod=lease.name)
+        device = lease.shares[0].device
+        yield Subject(kind=DEVICE, name=device, devices=(device,))
+
+
+def last(values: Sequence[float | None]) -> float:
+    return (values[-1] if values else None) or 0.0
+
+
+@pytest.mark.skipif(not (PROGRAM and PROMTOOL), reason=MISSING)
+@pytest.mark.parametrize("honored", [True, False])
+async def test_a_prometheus_has_the_history_that_the_api_records_itself(
+    day: Day, tmp_path: Path, honored: bool
+) -> None:
+    service = day.shown.service
+    await service.export_metrics()
+    await service.sample_history()
+    now = time.time()
+    of_api = [metric for metric in REGISTRY.collect() if metric.name in OF_CLUSTER]
+    lines = [*sample_lines(of_api, now, {"job": "api"})]
+    for node in day.gpus.nodes:
+        of_agent = {"namespace": "leasehold-agents", "pod": f"agent-{node.node}"}
+        lines += sample_lines(agent_metrics(day, node.node, now), now, of_agent, honored=honored)
+
+    async with prometheus(lines, tmp_path) as url:
+        source = Prometheus(url, idle_after_s=600)
+        for subject in subjects_of(day):
+            stored = await source.read(subject, range_of("1h"), now + 60)
+            own = await service.history.read(subject, range_of("1h"), now + 60)
+            for column in AMOUNTS:
+                recorded, read = (last(of.columns.get(column, ())) for of in (own, stored))
+                assert read == pytest.approx(recorded, abs=0.2), (subject, column)
 
 
 def value(name: str, **labels: str) -> float | None:

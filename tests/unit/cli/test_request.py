@@ -482,3 +482,114 @@ def test_a_malformed_claim_is_an_error_in_one_line(explained: Explained, spec: s
     assert code != 0
     assert "ResourceClaim a is malformed" in err
     assert len(err.strip().splitlines()) == 1
+
+
+AMOUNTS = "resources: {limits: {cpu: 1}}"
+OF_POD = "resources: {limits: {nvidia.com/gpu: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place"),
+    [
+        (AMOUNTS, "resources: {nvidia.com/gpu: 1}", "spec.containers[cuda].resources"),
+        (AMOUNTS, "limits: {nvidia.com/gpu: 1}", "spec.containers[cuda].limits"),
+        (
+            AMOUNTS,
+            "resources: {limit: {nvidia.com/gpu: 1}}",
+            "spec.containers[cuda].resources.limit",
+        ),
+        ("  containers:", f"  {OF_POD}\n  containers:", "spec.resources.limits"),
+    ],
+)
+def test_an_amount_in_another_place_has_its_place_as_a_patch(
+    explained: Explained, before: str, after: str, place: str
+) -> None:
+    text = pod("cpu: 1", "leasehold").replace(before, after)
+
+    code, out, _ = explained(text, "--json")
+
+    [read] = json.loads(out)["pods"]
+    assert code == 1
+    assert (
+        f"nvidia.com/gpu has no effect in {place}: write it into resources.limits" in read["fault"]
+    )
+    mended = jsonpatch.apply_patch(yaml.safe_load(text), read["patch"])
+    limits = mended["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "1"
+    assert not mended["spec"].get("resources", {}).get("limits")
+
+
+@pytest.mark.parametrize("place", ["annotations", "labels"])
+def test_what_a_controller_does_not_give_its_pods_is_warned_of(
+    explained: Explained, place: str
+) -> None:
+    name = {"annotations": "leasehold.dev/max-run-time", "labels": "leasehold.dev/preemptible"}
+    own = f"name: web, {place}: {{{name[place]}: '1h'}}"
+
+    _, out, _ = explained(DEPLOYMENT.replace("name: web", own))
+
+    assert (
+        f"{name[place]} of the Deployment web has no effect on its pods: write it into "
+        f"spec.template.metadata.{place}"
+    ) in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            pod("nvidia.com/gpu: 1").replace("name: one", "name: one, annotations: {a: true}"),
+            'annotation a must be text, and YAML reads true as a boolean: write "true"',
+        ),
+        (
+            pod("nvidia.com/gpu: 1").replace("image: nvidia/cuda", "env: [{name: A, value: 1}]"),
+            'variable A must be text, and YAML reads 1 as a number: write "1"',
+        ),
+        (
+            pod("nvidia.com/gpu: true"),
+            "each value of spec.containers[0].resources.limits must be an amount, and is true",
+        ),
+        (
+            pod("cpu: 1").replace("limits: {cpu: 1}", "limits: [cpu]"),
+            "limits must be a mapping (`key: value`), and is a list (`- item`)",
+        ),
+        (
+            pod("cpu: 1").replace("kind: Pod", "kind: pod"),
+            "Kubernetes knows no kind pod: write Pod",
+        ),
+        ("kind: Pod\nspec: {{ .Values.x }}", "a template of Helm, so fill it in first"),
+        (
+            "kind: Deployment\nmetadata: {name: a}\nspec: {containers: []}",
+            "its containers belong into spec.template.spec.containers",
+        ),
+    ],
+)
+def test_a_manifest_that_kubernetes_refuses_is_refused_in_words_of_yaml(
+    text: str, message: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        pods_in(text, "f")
+
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("limits", ["nvidia.com/gpumem: 3000", "koordinator.sh/gpu: 50"])
+def test_amounts_that_admission_adds_are_there_for_the_explanation(
+    explained: Explained, limits: str
+) -> None:
+    code, out, _ = explained(pod(limits, "leasehold"))
+
+    assert code == 0
+    assert "cuda: 1 GPU" in out
+
+
+def test_a_resource_of_no_system_has_the_one_that_was_meant_as_a_patch(
+    explained: Explained,
+) -> None:
+    _, out, _ = explained(pod("nvdia.com/gpu: 1"), "--json")
+
+    [read] = json.loads(out)["pods"]
+    assert {operation["path"] for operation in read["patch"]} == {
+        "/spec/containers/0/resources/limits/nvidia.com~1gpu",
+        "/spec/containers/0/resources/limits/nvdia.com~1gpu",
+    }

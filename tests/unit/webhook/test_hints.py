@@ -8,10 +8,14 @@ import msgspec
 import pytest
 
 from shared.dialects import GPU_RESOURCES
+from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import find_unread
+from shared.model.errors import RequestError
 from shared.pods.manifest_patches import json_patch
+from shared.pods.pod_view import PodView
 from tests.support.webhook.hints import Pod, added_names, domains, follow
-from tests.support.webhook.reviews import container, env, pod, reviewed
+from tests.support.webhook.reviews import container, decided, env, pod, reviewed
 
 Limits = dict[str, str]
 NVIDIA = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
@@ -226,6 +230,12 @@ def mounted(path: str, **fields: Any) -> Pod:
     return pod(main, volumes=[{"name": "work", "emptyDir": {}}])
 
 
+def hosted(path: str) -> Pod:
+    mount = {"name": "driver", "mountPath": path}
+    volume = {"name": "driver", "hostPath": {"path": path}}
+    return pod(container("main", T4, volumeMounts=[mount]), volumes=[volume])
+
+
 def secured(**context: Any) -> Pod:
     return pod(container("main", T4, securityContext=context))
 
@@ -272,6 +282,14 @@ FIELDS = {
     "an annotation of KAI alone": of({}, notes={"gpu-fraction": "0.5"}),
     "another vendor": of({"habana.ai/gaudi": "1"}),
     "too many GPUs": of({"nvidia.com/gpu": "8"}),
+    "a label of its GPU's model": of(T4, nodeSelector={"nvidia.com/gpu.product": "T4"}),
+    "more CPUs than a node has": of(T4 | {"cpu": "500"}),
+    "the driver's libraries": hosted("/usr/local/nvidia"),
+    "a device of the driver": hosted("/dev/nvidia0"),
+    "our own resource": of({"leasehold.dev/share": "1"}),
+    "a resource by another name": of({"cuda": "1"}),
+    "unequal requests": written(T4, T4 | {"nvidia.com/gpumem": "2000"}),
+    "a label with another value": of(T4, labels={"leasehold.dev/preemptible": "no"}),
     "more than its devices have": of(T4 | {"nvidia.com/gpu": "4", "nvidia.com/gpumem": "30000"}),
 }  # fmt: skip
 
@@ -281,6 +299,94 @@ def test_what_is_denied_or_waits_for_ever_is_mended_by_its_hints(wrong: Pod) -> 
     followed = follow(wrong)
 
     assert followed.hints
+
+
+KAI = "kai-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("notes", "limits", "right"),
+    [
+        ({"gpu-fraction": "50%"}, {}, {"gpu-fraction": "0.5"}),
+        ({"gpu-memory": "4Gi"}, {}, {"gpu-memory": "4096"}),
+        ({"gpu-fraction": "0.5", "gpu-memory": "3000"}, {}, {"gpu-fraction": "0.5"}),
+        ({"gpu-fraction": "0.5"}, {"nvidia.com/gpu": "1"}, {"gpu-fraction": "0.5"}),
+    ],
+)
+def test_a_wrong_annotation_of_kai_is_mended_where_it_is_served(
+    notes: dict[str, str], limits: Limits, right: dict[str, str]
+) -> None:
+    wrong = of(limits, notes=notes, schedulerName=KAI)
+
+    with pytest.raises(RequestError) as refused:
+        parse_pod_request(reviewed(wrong), Rules())
+
+    patch = msgspec.to_builtins(json_patch(wrong, refused.value.changes))
+    mended = jsonpatch.apply_patch(wrong, patch)
+    assert mended["metadata"]["annotations"] == right
+    assert parse_pod_request(share_added(mended), Rules()).containers[0].gpus == 1
+
+
+def share_added(wrong: Pod) -> PodView:
+    """What admission adds to such a pod."""
+    wrong["spec"]["containers"][0]["resources"] = {"limits": {"leasehold.dev/share": "1"}}
+    return reviewed(wrong)
+
+
+SIZES = {
+    ("nvidia.com/gpumem", "8GB"): 7630,
+    ("nvidia.com/gpumem", "8 GiB"): 8192,
+    ("nvidia.com/gpumem", "8192MiB"): 8192,
+    ("nvidia.com/gpumem", "3g"): 3072,
+    ("nvidia.com/gpumem", "4,000"): 4000,
+    ("volcano.sh/vgpu-memory", "2.5 gb"): 2385,
+    ("koordinator.sh/gpu-memory", "4GiB"): 4096,
+}
+"""Amounts as people write them, and MiB."""
+
+
+@pytest.mark.parametrize(("name", "text", "mib"), [(*key, mib) for key, mib in SIZES.items()])
+def test_a_size_as_people_write_it_leads_to_as_much_memory(name: str, text: str, mib: int) -> None:
+    rest = next(without(limits, name) for limits in RIGHT if name in limits)
+
+    followed = follow(of(rest | {name: text}))
+
+    [part] = followed.request.containers
+    assert (part.memory_units or (part.memory_bytes or 0) // 2**20) == mib
+
+
+@pytest.mark.parametrize("text", ["one", "all", "1/2", "-1", "", "GPU-a-0"])
+@pytest.mark.parametrize(
+    "name", ["nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/priority"]
+)
+def test_what_is_no_amount_leads_to_one(name: str, text: str) -> None:
+    followed = follow(of(NVIDIA | {name: text}))
+
+    assert followed.hints
+
+
+def test_one_hundredth_of_a_gpu_is_warned_of_as_a_mistake() -> None:
+    followed = follow(of({"koordinator.sh/gpu": "1"}))
+
+    assert followed.request.containers[0].wants_all_memory
+    assert (
+        "koordinator.sh/gpu: 1 is 1 % of a GPU: for all of it write 100" in followed.hints[0].text
+    )
+
+
+def test_a_number_of_mib_where_blocks_are_counted_leads_to_as_many_mib() -> None:
+    followed = follow(of({"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4096"}))
+
+    assert followed.request.containers[0].memory_bytes == 4096 << 20
+
+
+def test_a_profile_of_mig_in_an_annotation_has_its_remedy_and_no_patch() -> None:
+    wrong = of(T4, notes={"nvidia.com/mig-profile": "1g.5gb"})
+
+    [warning] = decided(wrong).warnings
+
+    assert "request nvidia.com/gpumem with the annotation nvidia.com/vgpu-mode: mig" in warning
+    assert decided(wrong).changes == ()
 
 
 NV = "nvidia.com/container.main."

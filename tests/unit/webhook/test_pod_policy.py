@@ -294,7 +294,7 @@ def tmp_mounts(*mounts: Obj) -> Obj:
         (pod(gpu(), container(**NAMING)), "container side: a mount at /var/run/nvidia-con"),
         (pod(container(**NAMING)), "would select devices in the container runtime"),
         *(
-            (pod(gpu(), volumes=host_path(path)), f"volume v: hostPath {path} gives access to")
+            (pod(gpu(), volumes=host_path(path)), f"volume v: hostPath {path} ")
             for path in HOST_PATHS
         ),
         *(

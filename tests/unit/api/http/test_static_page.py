@@ -5,10 +5,10 @@ import re
 from services.api.http.static_page import login_page, page, unready_page
 
 
-def test_modules_are_loaded_at_once_and_only_who_signed_in_can_sign_out() -> None:
-    text = page(signed_in=True, modules=["dom.js"])
+def test_one_script_is_loaded_and_only_who_signed_in_can_sign_out() -> None:
+    text = page(signed_in=True)
 
-    assert '<link rel="modulepreload" href="/static/dom.js">' in text
+    assert re.findall(r'<script [^>]*src="([^"]+)"', text) == ["/static/all.js"]
     assert "Sign out" in text
     assert "Sign out" not in page(signed_in=False)
 
