@@ -391,7 +391,11 @@ class Node:
         self.agent.health.forget(changed)
         [in_force] = _modes(self.agent.known.devices) or {None}
         config = SharingConfig(replicas=in_force)
-        self.clock.loop.run_until_complete(self.agent.probe(config=config))
+        probe = self.clock.loop.create_task(self.agent.probe(config=config))
+        self.clock.loop.settle()
+        if not probe.done():  # they are advertised in another mode first
+            self.clock.loop.advance(ADVERTISING_S)
+        probe.result()
         self.report()
 
     def reboot(self, *, other_driver: bool = False) -> None:
