@@ -20,6 +20,8 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 
+FROM_CLASS = "FromClass"
+"""The source of parameters that an administrator has written into the DeviceClass."""
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
 MIB = 1 << 20
 
@@ -43,6 +45,7 @@ class OpaqueDeviceConfiguration(Struct, frozen=True):
 class DeviceAllocationConfiguration(Struct, frozen=True):
     """Parameters of a claim or its class, for all its requests if none is named."""
 
+    source: str = ""
     requests: tuple[str, ...] = ()
     opaque: OpaqueDeviceConfiguration | None = None
 
@@ -180,7 +183,9 @@ def _read_parameters(
             continue
         own = [device for device in devices if is_for(config, device.request)]
         try:
-            effects = read_parameters(bytes(config.opaque.parameters), own)
+            effects = read_parameters(
+                bytes(config.opaque.parameters), own, of_class=config.source == FROM_CLASS
+            )
         except RequestError as error:
             return _Parameters(devices, refusal=cut(str(error)))
         warning = effects.warning or warning

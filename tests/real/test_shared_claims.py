@@ -86,6 +86,7 @@ async def test_a_claim_with_parameters_that_hold_is_leased_and_its_pod_is_bound(
     [
         ("mps", {"strategy": "MPS"}, "the claim has a device without"),
         ("longer-slices", slicing("Longer"), "Invalid enum value 'Longer'"),
+        ("slices-of-a-part", slicing("Short"), "request gpu is for a part of a GPU"),
     ],
 )
 async def test_a_claim_with_parameters_that_nothing_holds_is_refused_with_the_reason(
@@ -107,13 +108,17 @@ async def test_a_second_claim_for_other_time_slices_of_the_gpu_waits_with_the_re
     namespace = "slices"
     await cluster.plane.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     capacity = {"requests": {"memory": "8Gi", "cores": "10"}}
+    for interval in ("Long", "Short"):
+        spec = {"selectors": _selectors(), **parameters(sharing=slicing(interval))}
+        made = {"metadata": {"name": f"{interval.lower()}-slices"}, "spec": spec}
+        await cluster.plane.create(f"{API}/deviceclasses", made)
     selector = f"device.attributes['{DRIVER}'].?timeSlices.orValue('Long') == 'Long'"
-    chosen = request(capacity, selectors=[{"cel": {"expression": selector}}])
-    await cluster.add_pod(namespace, "first", chosen | parameters(sharing=slicing("Long")))
+    chosen = [{"cel": {"expression": selector}}]
+    of_long = request(capacity, deviceClassName="long-slices", selectors=chosen)
+    await cluster.add_pod(namespace, "first", of_long)
     await until(lambda: cluster.bound_pods(namespace), limit_s=AFTER_S)
-    await cluster.add_pod(
-        namespace, "second", request(capacity) | parameters(sharing=slicing("Short"))
-    )
+    of_short = request(capacity, deviceClassName="short-slices")
+    await cluster.add_pod(namespace, "second", of_short)
     reason = "has Long time slices, and the claim asks for Short"
     await until(
         lambda: conditions(cluster, namespace), lambda seen: reason in seen, limit_s=AFTER_S
@@ -122,6 +127,13 @@ async def test_a_second_claim_for_other_time_slices_of_the_gpu_waits_with_the_re
     [lease] = (await cluster.leases(namespace)).values()
     assert set(lease.time_slices.values()) == {"Long"}
     await cluster.clear(namespace)
+
+
+def _selectors() -> Any:
+    manifests = yaml.safe_load_all(CLASSES.read_text())
+    return next(
+        made["spec"]["selectors"] for made in manifests if made["metadata"]["name"] == CLASS
+    )
 
 
 async def conditions(cluster: ClaimCluster, namespace: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.model.bounds import NAME, cut
-from shared.model.devices.time_slices import Interval
+from shared.model.devices.time_slices import DEFAULT, Interval
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.claim_events import AllocatedDevice
 from shared.model.leases.lease import MIB
@@ -77,12 +77,14 @@ class Effects(NamedTuple):
     """Which of them have no effect, as a sentence; or empty."""
 
 
-def read_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> Effects:
+def read_parameters(
+    parameters: bytes, devices: Sequence[AllocatedDevice], *, of_class: bool = False
+) -> Effects:
     """Return what is to be done and said for the devices that the parameters are for.
 
     Raises RequestError for parameters that are invalid, or that these devices cannot meet. By time
     slices the containers of a claim share its GPUs anyway. Instances of MIG have no length of them
-    to set.
+    to set. For parts of GPUs only a class names one, since others have turns of that length, too.
 
     >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
     Effects(interval=None, warning='')
@@ -102,7 +104,8 @@ def read_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> Ef
             raise RequestError("sharing.strategy is TimeSlicing, and the claim has a GPU by MPS")
         if config.kind == "MigDeviceConfig":
             return Effects(warning=NO_SLICES)
-        return Effects(interval=(sharing.time_slicing_config or TimeSlicingConfig()).interval)
+        interval = (sharing.time_slicing_config or TimeSlicingConfig()).interval
+        return Effects(interval=interval if of_class else _of_claim(interval, devices))
     if sharing.time_slicing_config is not None:
         raise RequestError("sharing.timeSlicingConfig is set, and sharing.strategy is MPS")
     limits = sharing.mps_config or MpsConfig()
@@ -114,6 +117,20 @@ def read_parameters(parameters: bytes, devices: Sequence[AllocatedDevice]) -> Ef
         )
     _check_limits(limits, devices)
     return Effects()
+
+
+def _of_claim(interval: Interval | None, devices: Sequence[AllocatedDevice]) -> Interval | None:
+    """Return the length for which a claim may ask. Raises RequestError for one that it may not."""
+    part = next((device.request for device in devices if device.memory_mib is not None), None)
+    if part is None or interval is None:
+        return interval
+    if interval != DEFAULT:
+        raise RequestError(
+            f"sharing.timeSlicingConfig.interval is {interval}, and request {part} is for a part "
+            "of a GPU, whose other users would have turns of that length, too: leave it out, "
+            "request a whole GPU, or ask an administrator for a DeviceClass with these parameters"
+        )
+    return None
 
 
 def _check_fields(config: MpsConfig) -> None:

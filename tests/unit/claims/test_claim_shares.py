@@ -238,8 +238,10 @@ def test_parameters_are_for_the_devices_of_the_requests_that_they_name() -> None
 
 
 def slicing(interval: str, **config: Any) -> dict[str, Any]:
+    """Parameters of the claim's DeviceClass, unless another source is given."""
     length = {"interval": interval}
-    return {**parameters(DRIVER, strategy="TimeSlicing", timeSlicingConfig=length), **config}
+    asked = parameters(DRIVER, strategy="TimeSlicing", timeSlicingConfig=length)
+    return {**asked, "source": "FromClass", **config}
 
 
 def asking(interval: str, **claim: Any) -> Reservation:
@@ -263,6 +265,12 @@ def test_the_last_parameters_for_a_request_say_which_time_slices_its_lease_asks_
     ]
 
     assert asked == [{GPU.uuid: "Long"}, {GPU.uuid: "Short"}, {}]
+
+
+def test_an_interval_that_a_claim_names_for_a_part_of_a_gpu_is_refused() -> None:
+    refusal = reserved("gpu", config=[slicing("Short", source="FromClaim")])
+
+    assert "request gpu is for a part of a GPU, whose other users would have turns" in str(refusal)
 
 
 def test_a_copy_of_a_lease_keeps_the_time_slices_that_it_asks_for() -> None:

@@ -402,7 +402,7 @@ spec:
       - {name: whole, exactly: {deviceClassName: CLASS}}
       - {name: nic, exactly: {deviceClassName: nic.example.com}}
       config:
-      - requests: [gpu]
+      - requests: [whole]
         opaque:
           driver: DRIVER
           parameters:
@@ -424,10 +424,8 @@ def test_a_claim_shows_its_shares_and_what_its_parameters_ask_for(explained: Exp
     code, out, _ = explained(OURS)
 
     assert code == 0
-    assert (
-        "8192 MiB of a GPU, 50 % of the cores; the GPU's time slices have the length Short" in out
-    )
-    assert "request     whole: a whole GPU (gpu.leasehold.dev)" in out
+    assert "request     gpu: 8192 MiB of a GPU, 50 % of the cores (gpu.leasehold.dev)" in out
+    assert "request     whole: a whole GPU; the GPU's time slices have the length Short" in out
     assert "nic" not in out
     assert "claim       gpu: kube-scheduler allocates it, see docs/claims.md" in out
 
@@ -455,6 +453,7 @@ def test_a_claim_for_nvidias_driver_shows_what_to_write_and_what_it_gets_then(
         ("Short", "Shorter", "refused     parameters of the claim are invalid: Invalid enum value"),
         ("TimeSlicing,", "MPS,", "refused     sharing.timeSlicingConfig is set, and"),
         ("8Gi", "eight", "refused     "),
+        ("[whole]", "[gpu]", "request gpu is for a part of a GPU, whose other users would have"),
     ],
 )
 def test_parameters_that_would_refuse_a_claim_are_shown(

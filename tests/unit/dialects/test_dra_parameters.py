@@ -17,6 +17,7 @@ MIG = HEAD | {"kind": "MigDeviceConfig"}
 
 
 BY_TURNS = (AllocatedDevice(request="gpu", device="gpu-a", memory_mib=1024),)
+WHOLE = (AllocatedDevice(request="all", device="gpu-b"),)
 BY_MPS = (
     AllocatedDevice(request="gpu", device="gpu-a-mps", memory_mib=1024, cores_percent=25),
     AllocatedDevice(request="more", device="gpu-b-mps", memory_mib=2048, cores_percent=25),
@@ -27,10 +28,12 @@ def check(
     sharing: Any = None,
     head: dict[str, Any] = HEAD,
     devices: Sequence[AllocatedDevice] = BY_TURNS,
+    *,
+    of_class: bool = False,
     **more: Any,
 ) -> Effects:
     config = head | more | ({} if sharing is None else {"sharing": sharing})
-    return read_parameters(json.dumps(config).encode(), devices)
+    return read_parameters(json.dumps(config).encode(), devices, of_class=of_class)
 
 
 def slicing(interval: str) -> dict[str, Any]:
@@ -56,7 +59,16 @@ def test_what_a_claim_has_anyway_is_accepted(sharing: Any, head: dict[str, Any])
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_words_31_an_interval_is_what_the_claims_gpus_ask_for(interval: Interval) -> None:
-    assert check(slicing(interval)) == Effects(interval=interval)
+    assert check(slicing(interval), devices=WHOLE) == Effects(interval=interval)
+    assert check(slicing(interval), of_class=True) == Effects(interval=interval)
+
+
+def test_only_a_class_names_an_interval_for_a_part_of_a_gpu() -> None:
+    """Others on that GPU have turns of that length, too."""
+    fault = "interval is Long, and request gpu is for a part of a GPU, whose other users"
+    with pytest.raises(RequestError, match=fault):
+        check(slicing("Long"), devices=(*WHOLE, *BY_TURNS))
+    assert check(slicing("Default")) == Effects(), "it does not keep others from theirs"
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
