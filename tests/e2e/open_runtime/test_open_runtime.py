@@ -69,7 +69,7 @@ async def test_a_pod_that_names_gpus_sees_none_on_a_closed_node_and_is_reported_
         for name in (f"{way}-{CLOSED}", f"{way}-{OPEN}", "leased")
     ]
     assert "No devices were found" in closed.err
-    assert [shown.out.count("GPU-") for shown in (closed, opened, leased)] == [0, 2, 1]
+    assert [shown.out.count("GPU-") for shown in (closed, opened, leased)] == [0, 2, 1], leased
 
     await until(lambda: reasons(up, f"{way}-{OPEN}"), lambda written: VISIBLE in written)
     shown = await visible_to(up, OPEN)
