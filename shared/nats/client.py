@@ -132,8 +132,10 @@ class NatsClient(Client):  # type: ignore[misc]
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
-        with contextlib.suppress(OSError):
-            await super().close()
+        """Close the connection; the library waits for its end, which may never be reported."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(2 * CLOSE_S):
+                await super().close()
 
     async def _process_err(self, err_msg: str) -> None:
         """Reconnect after any error that ends a connection, such as expired permissions.

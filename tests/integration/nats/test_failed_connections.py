@@ -9,6 +9,7 @@ from operator import eq, lt
 from typing import Any
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from shared.credentials.logins import ClientCredentials
 from shared.model.clock import in_background
@@ -16,7 +17,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodQueued
 from shared.nats import connection
 from shared.nats.bus import Bus
-from shared.nats.client import NatsClient
+from shared.nats.client import CLOSE_S, NatsClient
 from tests.integration.nats.world import Recorder, connected, publish, queued, running
 from tests.support.servers.nats import NatsServer, flush
 from tests.support.waiting import until
@@ -193,6 +194,22 @@ async def test_a_first_connection_that_is_given_up_is_closed() -> None:
                 server.url, name="test", credentials=ClientCredentials(), patience_s=0.3
             )
         assert server.accepted == 1
+        await until(lambda: server.open, partial(eq, 0))
+
+
+async def test_a_connection_whose_end_is_never_reported_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(_transport: TcpTransport) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(TcpTransport, "wait_closed", never)
+    async with SilentServer.listening(welcomed=1) as server:
+        client = await connection.connected(
+            server.url, name="test", credentials=ClientCredentials(), patience_s=20
+        )
+        async with asyncio.timeout(3 * CLOSE_S):
+            await client.close()
         await until(lambda: server.open, partial(eq, 0))
 
 
