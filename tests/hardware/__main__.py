@@ -45,6 +45,7 @@ PARTS = {
 WHOLE_S = 465.0
 LEAST_S = 10.0
 DIES_S = 10.0
+STACKS_S = 5.0
 NOTHING_RAN = 5
 PR_SET_CHILD_SUBREAPER = 36
 FOLDER = Path(__file__).parent
@@ -111,6 +112,7 @@ def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) ->
     given = os.environ | {
         RESULTS: str(out),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
     command = [sys.executable, "-m", "pytest", *PYTEST, str(file), *arguments]
     others = _descendants(os.getpid())
@@ -128,13 +130,23 @@ def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) ->
 
 def _end(process: subprocess.Popen[bytes], others: Sequence[int]) -> None:
     """End a part with all that it started: pods and daemons are in sessions of their own."""
-    for pid in set(_descendants(os.getpid())).difference(others):
+    started = set(_descendants(os.getpid())).difference(others)
+    if process.poll() is None:
+        _show_stacks(process)
+    for pid in started:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs holds even the dead
         process.wait(DIES_S)
+
+
+def _show_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Have a part write what its threads do to its log; it ends by that."""
+    process.send_signal(signal.SIGABRT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STACKS_S)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -164,7 +176,7 @@ def run_parts(arguments: Sequence[str], out: Path) -> None:
             continue
         took = f"{time.monotonic() - started:.0f} s"
         if status is None:
-            figure = f"did not end within {left_s:.0f} s"
+            figure = f"did not end within {left_s:.0f} s, see log.txt"
             results.append(
                 rows, Row(part=part, shows="the rest of the part", figure=figure, holds=False)
             )
