@@ -61,6 +61,7 @@ class CampaignRunner:
         """Run rounds until all are done or the time is over; then clear up and judge the rest."""
         async with self.observer.session(), asyncio.TaskGroup() as tasks:
             sampling = tasks.create_task(self._sample_forever())
+            await self._start()
             await self._settle()
             if not self.cluster.clocks.compiler:
                 self.report("no C compiler (cc or gcc): faults of kind `clock` do nothing")
@@ -205,6 +206,12 @@ class CampaignRunner:
             await self._new_sample.wait()
         assert self._sample is not None
         return self._sample
+
+    async def _start(self) -> None:
+        """Wait until every part is ready: no promise says how long a first start takes."""
+        until = time.time() + self.settle_limit_s
+        while (await self._next_sample()).unready and time.time() < until:
+            pass
 
     async def _settle(self) -> float:
         """Wait until nothing is outstanding; return how long that took. Judge what stays."""

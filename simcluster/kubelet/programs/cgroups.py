@@ -99,13 +99,13 @@ class Cgroups:
             "pid": pid,
             "bundle": str(self._bundles / container_id),
         }
-        process = await asyncio.create_subprocess_exec(
-            hook["path"],
-            *hook["args"][1:],
-            stdin=subprocess.PIPE,
+        done = await asyncio.to_thread(  # under uvloop, fork beside gRPC can end this process
+            subprocess.run,
+            [hook["path"], *hook["args"][1:]],
+            input=json.dumps(state).encode(),
             stderr=subprocess.PIPE,
             env=dict(entry.split("=", 1) for entry in hook.get("env") or ()),
+            check=False,
         )
-        _, errors = await process.communicate(json.dumps(state).encode())
-        if process.returncode:
-            raise StartError(f"error running createRuntime hook: {errors.decode().strip()}")
+        if done.returncode:
+            raise StartError(f"error running createRuntime hook: {done.stderr.decode().strip()}")
