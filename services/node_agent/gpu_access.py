@@ -9,8 +9,7 @@ from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.memory_limits.container_limits import LimitSetters
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.mps.daemons import MpsDaemons
-from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
+from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.partition.layout_reconciler import Partitioners
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.settings import AgentSettings
@@ -24,8 +23,8 @@ class NodeGpus:
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     limits: LimitSetters | None = None
     """What sets the driver's limits on memory, or None if nothing may."""
-    mps: MpsDaemons | RemoteMpsDaemons | None = None
-    """What runs daemons of MPS, or None if nothing may."""
+    mps: MpsRunners | None = None
+    """What runs MPS, or None if nothing may."""
     set_time_slices: SetTimeSlices | None = None
     """What sets the length of time slices, or None if nothing may."""
     has_processes: bool = True
@@ -46,7 +45,7 @@ def open_gpus(settings: AgentSettings) -> NodeGpus:
         driver=with_partitioner(gpus, settings),
         sample=NvmlProcesses().sample,
         limits=None if socket is None else RemoteLimits(socket),
-        mps=None if socket is None else RemoteMpsDaemons(socket),
+        mps=None if socket is None else MpsRunners.of_partitioner(socket),
         set_time_slices=None if socket is None else RemoteSliceSetter(socket).set,
     )
 

@@ -14,7 +14,7 @@ from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.memory_limits.cgroup_tree import CGROUPS, CgroupTree
 from services.node_agent.memory_limits.limit_setter import LimitSetter
-from services.node_agent.mps.daemons import MpsDaemons
+from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.partition.partition_server import PartitionServer
 from services.node_agent.time_slices.slice_setter import SetTimeSlices, SliceSetter
 from shared.runtime.run import run
@@ -66,7 +66,7 @@ class PartitionerSettings:
 async def partition(
     settings: PartitionerSettings,
     gpus: GpuDriver,
-    mps: MpsDaemons | None = None,
+    mps: MpsRunners | None = None,
     set_time_slices: SetTimeSlices | None = None,
 ) -> None:
     stop = asyncio.Event()
@@ -94,7 +94,9 @@ def main() -> None:
         about=ABOUT,
         examples=EXAMPLES,
     )
-    mps = None if settings.mps_dir is None else MpsDaemons(settings.mps_dir, proc=settings.proc_dir)
+    mps = None
+    if settings.mps_dir is not None:
+        mps = MpsRunners.in_directory(settings.mps_dir, proc=settings.proc_dir)
     run(
         lambda: partition(settings, NvmlGpus(), mps, SliceSetter().set),
         service=NAME,

@@ -47,6 +47,7 @@ EXAMPLES = (
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 MPS_OFF = "off"
 MPS_PRIVATE = "private"
+MPS_SHARED = "shared"
 MONITOR = "0.0.0.0:9394"
 """HAMi's and Volcano's monitors are scraped at this port."""
 
@@ -159,8 +160,9 @@ class AgentSettings(ServiceSettings):
     )  # fmt: skip
     mps: str = setting(
         MPS_OFF, "whether pods can demand that MPS holds their shares, which no GPU has confirmed "
-        "yet: off; private (a control daemon for each container, by the partitioner)",
-        one_of=(MPS_OFF, MPS_PRIVATE)
+        "yet: off; private (a control daemon for each container, by the partitioner); shared (a "
+        "server for each GPU, R615, for containers without programs of user 0)",
+        one_of=(MPS_OFF, MPS_PRIVATE, MPS_SHARED)
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
 
@@ -22,7 +22,7 @@ from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.enforcers.compute_time import ComputeTime
-from services.node_agent.enforcers.mps import Mps
+from services.node_agent.enforcers.mps import Mps, SharedMps
 from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
@@ -53,7 +53,12 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
-from services.node_agent.settings import MPS_PRIVATE, AgentSettings, kubelet_credentials
+from services.node_agent.settings import (
+    MPS_PRIVATE,
+    MPS_SHARED,
+    AgentSettings,
+    kubelet_credentials,
+)
 from services.node_agent.time_slices.time_slices import TimeSlices
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
@@ -176,12 +181,14 @@ def _container_limits(
     )
 
 
-def _mps(settings: AgentSettings, gpus: NodeGpus, list_pods: ListPods) -> Mps:
-    return Mps(
-        gpus.mps if settings.mps == MPS_PRIVATE else None,
-        sample=gpus.sample,
-        list_pods=list_pods,
-        proc=settings.proc_dir,
+def _mps(settings: AgentSettings, gpus: NodeGpus, list_pods: ListPods) -> Sequence[Mps]:
+    private = shared = None
+    if gpus.mps is not None:
+        private = gpus.mps.private if settings.mps == MPS_PRIVATE else None
+        shared = gpus.mps.shared if settings.mps == MPS_SHARED else None
+    return (
+        Mps(private, sample=gpus.sample, list_pods=list_pods, proc=settings.proc_dir),
+        SharedMps(shared, sample=gpus.sample, list_pods=list_pods, proc=settings.proc_dir),
     )
 
 
@@ -210,7 +217,11 @@ def _health(node: Node, gpus: NodeGpus) -> HealthMonitor:
 
 
 def _build_agent(
-    node: Node, settings: AgentSettings, gpus: NodeGpus, compute_time: ComputeTime, mps: Mps
+    node: Node,
+    settings: AgentSettings,
+    gpus: NodeGpus,
+    compute_time: ComputeTime,
+    mps: Sequence[Mps],
 ) -> NodeAgent:
     views = ViewWriter(node, handshake=settings.volcano_handshake)
     pods = NodePods(node, settings.proc_dir)
@@ -258,7 +269,7 @@ def _build_agent(
         steering=TimeSteering(
             node, compute_time, settings.compute_by_time, sample=gpus.sample, proc=settings.proc_dir
         ),
-        mps=MpsWatch(node, mps),
+        mps=MpsWatch(node, mps[settings.mps == MPS_SHARED]),
         time_slices=time_slices,
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),

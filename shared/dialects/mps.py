@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.hami_core import mount
 from shared.model.leases.lease import MIB, Share
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 PIPES = "/tmp/nvidia-mps"  # noqa: S108 - inside the container
 """Where programs look for a daemon if the variable is unset, too."""
@@ -16,16 +17,42 @@ LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 ALL_THREADS = 100
+SERVER = "gpu"
+"""The name of a GPU's shared server, in a daemon of its own."""
+WORDS: tuple[Literal["mps", "mps-shared"], ...] = ("mps", "mps-shared")
+"""Enforcers that are servers of MPS."""
 _NAME = 16
 
 
 def held_by_mps(share: Share) -> bool:
-    return "mps" in (share.memory, share.compute)
+    return share.memory in WORDS or share.compute in WORDS
 
 
 def daemon_name(holder: PodUid, container: str) -> str:
-    """Return the name of the directory of a container's daemon; a socket's path is short."""
-    return hashlib.sha256(f"{holder}/{container}".encode()).hexdigest()[:_NAME]
+    """Return the name of a container's daemon or namespace; a socket's path is short."""
+    return _short(f"{holder}/{container}")
+
+
+def shared_daemon_name(device: DeviceUuid) -> str:
+    """Return the name of the directory of a GPU's daemon."""
+    return f"gpu-{_short(device)}"
+
+
+def shared_gpu(shares: Sequence[Share]) -> DeviceUuid:
+    """Return the GPU whose shared server holds a container's shares, or an empty text.
+
+    A container has shares of one such GPU: a program connects to one server.
+    """
+    gpus = (share.device for share in shares if "mps-shared" in (share.memory, share.compute))
+    return next(gpus, DeviceUuid(""))
+
+
+def pipe_directory(shares: Sequence[Share], holder: PodUid, container: str, root: str) -> str:
+    """Return the directory on the node of the socket that a container's programs connect to."""
+    name = daemon_name(holder, container)
+    if gpu := shared_gpu(shares):
+        return f"{root}/{shared_daemon_name(gpu)}/pipe/{SERVER}/{name}"
+    return f"{root}/{name}/pipe"
 
 
 def thread_percent(shares: Sequence[Share]) -> int:
@@ -33,19 +60,23 @@ def thread_percent(shares: Sequence[Share]) -> int:
 
     A share without a limit of cores has all threads.
     """
-    percents = [share.cores_percent for share in shares if share.compute == "mps"]
+    percents = [share.cores_percent for share in shares if share.compute in WORDS]
     return min((percent for percent in percents if percent > 0), default=ALL_THREADS)
 
 
 def memory_limits_mib(shares: Sequence[Share]) -> dict[str, int]:
     """Return what each process may have of each device that MPS limits, rounded down to MiB."""
-    return {share.device: share.limit_bytes // MIB for share in shares if share.memory == "mps"}
+    return {share.device: share.limit_bytes // MIB for share in shares if share.memory in WORDS}
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_NAME]
 
 
 def with_mps(
     setup: ContainerSetup, shares: Sequence[Share], holder: PodUid, container: str, paths: Paths
 ) -> ContainerSetup:
-    """Return the setup with the directory of the container's daemon, if it holds a share.
+    """Return the setup with the directory of the container's socket, if MPS holds a share.
 
     Variables of the image are replaced: a limit of a device that is not there lifts all limits of a
     process.
@@ -53,7 +84,7 @@ def with_mps(
     if not any(map(held_by_mps, shares)):
         return setup
     memory = ",".join(f"{device}={mib}M" for device, mib in memory_limits_mib(shares).items())
-    pipes = f"{paths.mps}/{daemon_name(holder, container)}/pipe"
+    pipes = pipe_directory(shares, holder, container, paths.mps)
     return replace(
         setup,
         environment={

@@ -14,8 +14,8 @@ from services.node_agent.memory_limits.cgroup_tree import CgroupTree
 from services.node_agent.memory_limits.container_limits import LimitSetters
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
-from services.node_agent.mps.daemons import PROBE, MpsDaemons
-from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
+from services.node_agent.mps.control import PROBE
+from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.settings import AgentSettings
 from services.node_agent.time_slices.slice_setter import (
     RemoteSliceSetter,
@@ -181,19 +181,19 @@ def _limits(settings: SimulatedAgentSettings) -> LimitSetters | None:
     )
 
 
-def _mps(settings: SimulatedAgentSettings) -> MpsDaemons | RemoteMpsDaemons:
+def _mps(settings: SimulatedAgentSettings) -> MpsRunners:
     if settings.partition_socket is not None:
-        return RemoteMpsDaemons(settings.partition_socket)
+        return MpsRunners.of_partitioner(settings.partition_socket)
     root = settings.state_dir.absolute() / "mps"
     if settings.local:  # by the driver's own program, as this user
-        return MpsDaemons(root)
+        return MpsRunners.in_directory(root)
     return simulated_mps(root, settings.gpu_driver_dir)
 
 
-def simulated_mps(root: Path, gpus: Path | None) -> MpsDaemons:
-    """Return the daemons of MPS of simulated GPUs."""
+def simulated_mps(root: Path, gpus: Path | None) -> MpsRunners:
+    """Return what runs MPS of simulated GPUs."""
     probe = ("env", *driver_variables(gpus), *PROBE)
-    return MpsDaemons(root, program=command(), probe=probe)
+    return MpsRunners.in_directory(root, program=command(), probe=probe)
 
 
 def _slices(settings: SimulatedAgentSettings) -> SetTimeSlices:

@@ -28,9 +28,10 @@ from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.compute_time import with_compute_time
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
-from shared.dialects.mps import with_mps
+from shared.dialects.mps import WORDS, with_mps
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.devices.device import Device, DeviceMode, Isolation
+from shared.model.devices.enforcers import LABELS
 from shared.model.devices.replicas import is_replica
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState, Share, end_text
@@ -357,11 +358,13 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
                 f"the lease has the driver limit the memory of device {share.device}, which it "
                 f"does not now: {reasons.get('driver', 'it is not offered')}"
             )
-        if "mps" in (share.memory, share.compute) and "mps" not in device.offer.compute:
+        for word in WORDS:
+            if word not in (share.memory, share.compute) or word in device.offer.compute:
+                continue
             reasons = {missing.name: missing.reason for missing in device.missing}
             raise DeviceMismatchError(
-                f"the lease has MPS hold its part of device {share.device}, which its node does "
-                f"not offer now: {reasons.get('mps', 'it is not offered')}"
+                f"the lease has {LABELS[word]} hold its part of device {share.device}, which its "
+                f"node does not offer now: {reasons.get(word, 'it is not offered')}"
             )
         if share.compute == "time" and "time" not in device.offer.compute:
             reasons = {missing.name: missing.reason for missing in device.missing}

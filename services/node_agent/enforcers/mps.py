@@ -1,27 +1,42 @@
-"""MPS: a control daemon for each container limits the memory and threads of its processes."""
+"""MPS limits the memory and threads of a container's processes.
+
+By a control daemon for each container (`Mps`), or by a server for each GPU (`SharedMps`).
+"""
 
 import asyncio
 import logging
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from services.node_agent.enforcers.enforcer import Difference, Enforcer, Facts, HeldLimit, ReadBack
 from services.node_agent.gpus.driver import SampleDevices
 from services.node_agent.gpus.inventory import DeviceSample, Gpu, SharingConfig
 from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.memory_limits.listed_pods import ListedPods, ListPods
-from services.node_agent.mps.daemon import ALL_THREADS, MpsDaemon, MpsLimits, MpsTarget
-from services.node_agent.mps.daemons import MpsDaemons
-from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
+from services.node_agent.mps.daemon import (
+    ALL_THREADS,
+    MpsDaemon,
+    MpsLimits,
+    MpsRunner,
+    MpsTarget,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.compute_time import mounted_at
 from shared.dialects.hami_core import shares_by_index
-from shared.dialects.mps import PIPES, held_by_mps, memory_limits_mib, thread_percent
+from shared.dialects.mps import (
+    PIPES,
+    held_by_mps,
+    memory_limits_mib,
+    shared_gpu,
+    thread_percent,
+)
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.enforcers import LABELS
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.leases.lease import MIB, Share
@@ -33,8 +48,10 @@ OFF = (
     "MPS holds nothing here: add the component mps, or set --mps of the node agent to private and "
     "--mps-dir of its partitioner (not confirmed on a GPU yet)"
 )
-FIRST_DRIVER = 495
-"""The first that limits the memory of clients by commands."""
+SHARED_OFF = (
+    "no server of MPS is shared here: add the component mps, and set --mps of the node agent to "
+    "shared (not confirmed on a GPU yet)"
+)
 NOT_TRIED = "whether daemons of MPS can be started is being tried"
 NO_RESIZE = (
     "MPS holds running processes to what they started with: create the pod again with the new size"
@@ -67,7 +84,8 @@ def holds_by_mps(entry: CheckpointEntry) -> bool:
 
 
 def target_of(entry: CheckpointEntry) -> MpsTarget:
-    return MpsTarget(entry.allocation.pod, entry.allocation.container)
+    gpu = shared_gpu(mps_shares(entry))
+    return MpsTarget(entry.allocation.pod, entry.allocation.container, gpu)
 
 
 def limits_of(entry: CheckpointEntry) -> MpsLimits:
@@ -81,6 +99,9 @@ def limits_of(entry: CheckpointEntry) -> MpsLimits:
 
 class Mps(Enforcer):
     differs_reason = ViolationReason.LIMIT_DIFFERS
+    off: ClassVar[str] = OFF
+    first_driver: ClassVar[int] = 495
+    """The first that limits the memory of clients by commands."""
     facts = Facts(
         name="mps",
         memory="what each process allocates, with its context: several processes add up",
@@ -102,7 +123,7 @@ class Mps(Enforcer):
 
     def __init__(
         self,
-        daemons: MpsDaemons | RemoteMpsDaemons | None = None,
+        daemons: MpsRunner | None = None,
         *,
         sample: SampleDevices | None = None,
         list_pods: ListPods | None = None,
@@ -115,8 +136,8 @@ class Mps(Enforcer):
         self.proc = proc
         self.young_s = YOUNG_S
         self.missing_reason_of_node = NOT_TRIED
-        self.wedged: dict[MpsTarget, Mapping[DeviceUuid, str]] = {}
-        """The devices of each server whose clients hang, and since when."""
+        self.wedged: dict[Hashable, Mapping[DeviceUuid, str]] = {}
+        """The devices of each server whose clients hang, and since when, by `MpsTarget.server`."""
         self.repairs: dict[MpsTarget, ViolationFound] = {}
         """What was done, or failed, for a server whose clients hung."""
         self.probes_due = asyncio.Event()
@@ -137,11 +158,12 @@ class Mps(Enforcer):
         if gpu.mode is DeviceMode.MIG:
             return "instances of MIG hold their memory and cores themselves"
         if self.daemons is None:
-            return OFF
+            return self.off
         major = _MAJOR.match(gpu.driver)
-        if major is None or int(major[0]) < FIRST_DRIVER:
+        if major is None or int(major[0]) < self.first_driver:
             return (
-                f"MPS needs the driver R{FIRST_DRIVER}, and this one is {gpu.driver or 'unknown'}"
+                f"{LABELS[self.facts.name]} needs the driver R{self.first_driver}, and this one is "
+                f"{gpu.driver or 'unknown'}"
             )
         if gpu.exclusive_process:
             return EXCLUSIVE_PROCESS
@@ -156,7 +178,7 @@ class Mps(Enforcer):
             self.missing_reason_of_node = str(error)
 
     async def prepare(self, entry: CheckpointEntry, *, starting: bool, new: bool) -> None:
-        """Have the container's daemon run with its limits, read back, before a process starts."""
+        """Have the container's limits set, and read back, before a process starts."""
         daemons = self.required()
         target = target_of(entry)
         limits = limits_of(entry)
@@ -165,14 +187,15 @@ class Mps(Enforcer):
         pipes = mounted_at(entry.limits, PIPES)
         if pipes is None or pipes.host_path != daemon.pipes:
             raise UnavailableError(
-                f"the partitioner has the daemon of {target} in {daemon.pipes}, and the container "
+                f"the partitioner has the socket of {target} in {daemon.pipes}, and the container "
                 f"mounts {pipes and pipes.host_path}: set --mps-dir of the partitioner to the "
                 "directory mps of the agent's --state-dir"
             )
         differences = list(super().audit(entry, _read_back(entry, daemon)))
         if differences:
             raise UnavailableError("; ".join(difference.text for difference in differences))
-        if starting and daemon.servers:
+        has_run = bool(daemon.clients if target.gpu else daemon.servers)
+        if starting and has_run:
             self.probes_due.set()
 
     def wanted(self, entry: CheckpointEntry) -> tuple[HeldLimit, ...]:
@@ -228,17 +251,23 @@ class Mps(Enforcer):
             if target.holder in live or time.time() < started.started_at + self.young_s:
                 continue
             self.repairs.pop(target, None)
-            self.wedged.pop(target, None)
+            if all(other.target.server != target.server for other in daemons if other != started):
+                self.wedged.pop(target.server, None)
             try:
                 await self.daemons.stop(target, fence=started.fence)
             except LeaseholdError as error:
-                logger.warning("a daemon of MPS is not ended: %s", error)
+                logger.warning("%s is not ended: %s", target, error)
 
-    def required(self) -> MpsDaemons | RemoteMpsDaemons:
+    def required(self) -> MpsRunner:
         """Raises UnavailableError if it is off."""
         if self.daemons is None:
-            raise UnavailableError(OFF)
+            raise UnavailableError(self.off)
         return self.daemons
+
+    def holds(self, entry: CheckpointEntry) -> bool:
+        """Whether a share of an entry's container is held in this form of MPS."""
+        name = self.facts.name
+        return any(name in (share.memory, share.compute) for share in mps_shares(entry))
 
     async def _samples(self) -> Sequence[DeviceSample]:
         sampled_at, samples = self._sampled
@@ -288,6 +317,32 @@ class Mps(Enforcer):
             for pid, origin in origins.items()
             if origin is not None and origin.container_id in ids
         }
+
+
+class SharedMps(Mps):
+    off = SHARED_OFF
+    first_driver = 615
+    """The first whose servers have namespaces with limits of their own."""
+    facts = Facts(
+        name="mps-shared",
+        memory="what each process allocates, with its context: several processes add up",
+        compute="a part of the SMs for each process, beside those of other pods at the same time: "
+        "a ceiling, rounded down",
+        parts=True,
+        not_held=(
+            "the sum of a container's processes, memory bandwidth, processes that leave the "
+            "directory of their namespace or change their own variables, and faults: a fatal one "
+            "of a process ends those of all containers on the GPU"
+        ),
+        needs=(
+            "the component mps with `--mps shared`, which is off by default since no GPU has "
+            "confirmed it (see [MPS](mps.md#one-server-for-each-gpu)), the driver R615, a GPU in "
+            "compute mode Default, and containers with one GPU and without programs of user 0; "
+            "not on GPUs in MIG mode"
+        ),
+        resize="no: create the pod again",
+        shown="each namespace's limits and clients, and NVML's list of processes",
+    )
 
 
 def _read_back(entry: CheckpointEntry, daemon: MpsDaemon) -> MpsReadBack:

@@ -9,7 +9,7 @@ from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
 from services.node_agent.enforcers.mig import Mig
-from services.node_agent.enforcers.mps import Mps
+from services.node_agent.enforcers.mps import Mps, SharedMps
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.memory_limits.container_limits import ContainerLimits
@@ -34,6 +34,7 @@ ALL_FACTS = (
     Mig.facts,
     DriverLimits.facts,
     Mps.facts,
+    SharedMps.facts,
     ComputeTime.facts,
     HamiCore.facts,
 )
@@ -43,12 +44,13 @@ def enforcer_table(
     files: ContainerFiles,
     limits: ContainerLimits | None = None,
     compute_time: ComputeTime | None = None,
-    mps: Mps | None = None,
+    mps: Sequence[Mps] = (),
 ) -> "Enforcers":
     """Return all enforcers that a node can have: a new one is an entry here."""
     by_time = compute_time or ComputeTime(files)
+    by_mps = mps or (Mps(), SharedMps())
     return Enforcers(  # HAMi-core checks that the files of all others exist
-        (Exclusive(), Mig(), DriverLimits(limits), mps or Mps(), by_time, HamiCore(files))
+        (Exclusive(), Mig(), DriverLimits(limits), *by_mps, by_time, HamiCore(files))
     )
 
 

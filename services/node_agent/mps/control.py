@@ -1,18 +1,22 @@
 """Starts a control daemon of MPS, and sends it commands: a process for each, with a time limit.
 
 https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html (version 2 of the protocol, which all
-drivers from R495 on speak).
+drivers from R495 on speak) and mpsv3-interface.html (version 3, from R615 on).
 """
 
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import struct
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.node_agent.programs import execute
+from services.node_agent.mps.daemon import WedgedError
+from services.node_agent.programs import SilentError, execute
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
 from shared.model.errors import UnavailableError
 
@@ -20,6 +24,19 @@ COMMAND_S = 10.0
 """Time limit of a command: a daemon that is well replies within milliseconds."""
 START_S = 20.0
 """Time limit of starting a daemon."""
+END_S = 5.0
+"""How long a daemon that is to quit may take, before it is killed."""
+LOOK_S = 0.05
+"""Interval of looks whether a daemon has ended, or a server has started."""
+TERMINATE_S = 5.0
+"""Time limit of ending a client's work on the GPU."""
+PROBE_S = 5.0
+"""Time limit of the probe: cuInit hangs for ever if the server is wedged."""
+PROBE = (
+    sys.executable,
+    "-ISc",
+    "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))",
+)
 PROGRAM = "nvidia-cuda-mps-control"
 SOCKET = "control"
 PID_FILE = "nvidia-cuda-mps-control.pid"
@@ -30,10 +47,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class MpsControl:
-    """The daemon of one directory."""
+    """The daemon of one directory. `proc` shows the processes of the node."""
 
-    def __init__(self, directory: Path, program: Sequence[str]) -> None:
+    def __init__(self, directory: Path, program: Sequence[str], proc: Path) -> None:
         self.program = tuple(program)
+        self.proc = proc
         self.pipes = directory / "pipe"
         self.logs = directory / "log"
 
@@ -41,11 +59,11 @@ class MpsControl:
     def environment(self) -> dict[str, str]:
         return {PIPE_VARIABLE: str(self.pipes), LOG_VARIABLE: str(self.logs)}
 
-    async def start(self, environment: Mapping[str, str]) -> None:
+    async def start(self, environment: Mapping[str, str], *options: str) -> None:
         """Start the daemon. Raises UnavailableError if it does not come up."""
         await asyncio.to_thread(self._make_directories)
         code, _ = await execute(
-            (*self.program, "-d"), self.environment | dict(environment), START_S
+            (*self.program, "-d", *options), self.environment | dict(environment), START_S
         )
         if code:
             raise UnavailableError(
@@ -53,11 +71,59 @@ class MpsControl:
             )
 
     async def send(self, command: str, limit_s: float = COMMAND_S) -> str:
-        """Return what a command prints. Raises SilentError, or UnavailableError if it fails."""
+        """Return what a command of version 2 prints.
+
+        Raises SilentError, or UnavailableError if it fails.
+        """
         code, output = await execute(self.program, self.environment, limit_s, f"{command}\n")
         if code:
             raise UnavailableError(f"MPS: {command.split(maxsplit=1)[0]}: {output.strip()[:200]}")
         return output
+
+    async def call(self, *words: str, limit_s: float = COMMAND_S) -> str:
+        """Return what a command of version 3 prints.
+
+        Raises SilentError, or UnavailableError if it fails.
+        """
+        code, output = await execute(
+            (*self.program, *words), self.environment, limit_s, reads_errors=True
+        )
+        if code:
+            raise UnavailableError(f"MPS: {' '.join(words[:2])}: {output.strip()[:200]}")
+        return output
+
+    async def probe(self, command: Sequence[str], pipes: Path, limit_s: float) -> int:
+        """Start a client that only initialises CUDA; return its exit code.
+
+        Raises WedgedError if it hangs.
+        """
+        try:
+            code, _ = await execute(command, {PIPE_VARIABLE: str(pipes)}, limit_s)
+        except SilentError as error:
+            raise WedgedError(f"a new client hung for {limit_s:g} s") from error
+        return code
+
+    async def await_end(self) -> None:
+        """Wait until nobody listens at the socket, or for `END_S`."""
+        until = time.monotonic() + END_S
+        while await asyncio.to_thread(self.listener) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+    def kill_all(self) -> int:
+        """Kill what is left of the daemon and its servers, found by their environment.
+
+        Return their number. Clients do not have the directory of its logs there.
+        """
+        mark = f"{LOG_VARIABLE}={self.logs}".encode()
+        count = 0
+        for directory in self.proc.glob("[0-9]*"):
+            try:
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(directory.name), signal.SIGKILL)
+                    count += 1
+            except OSError:
+                continue  # it has ended, or is not of this node
+        return count
 
     def read_pid(self) -> int:
         """Return the PID that the daemon has written, or 0; the container can write there, too."""

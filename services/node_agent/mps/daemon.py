@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -22,10 +23,17 @@ class WedgedError(UnavailableError):
 
 
 class MpsTarget(Struct, frozen=True):
-    """A container, or a request of a ResourceClaim, that has a daemon of its own."""
+    """A container, or a request of a ResourceClaim, whose processes MPS limits."""
 
     holder: PodUid
     container: str
+    gpu: DeviceUuid = DeviceUuid("")
+    """Whose shared server has a namespace for it; empty if it has a daemon of its own."""
+
+    @property
+    def server(self) -> Hashable:
+        """What all targets have in common whose processes end together."""
+        return self.gpu or self
 
     def __str__(self) -> str:
         return f"container {self.container} of {self.holder}"
@@ -87,10 +95,28 @@ class MpsDaemon(Struct, frozen=True, kw_only=True):
 
 
 class StartedDaemon(Struct, frozen=True):
+    """A daemon of a container, or its namespace."""
+
     target: MpsTarget
     fence: int
     started_at: float
     """Unix seconds."""
+
+
+class MpsRunner(Protocol):
+    """Runs the daemons of containers, or the servers that they share.
+
+    Each call raises RequestError for an older fence or an unknown target, or UnavailableError.
+    """
+
+    async def missing_reason(self) -> str: ...
+    async def list(self) -> tuple[StartedDaemon, ...]: ...
+    async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon: ...
+    async def get(self, target: MpsTarget) -> MpsDaemon: ...
+    async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None: ...
+    async def probe(self, target: MpsTarget) -> None: ...
+    async def repair(self, target: MpsTarget) -> str: ...
+    async def stop(self, target: MpsTarget, *, fence: int) -> None: ...
 
 
 def parse_percent(reply: str) -> float:

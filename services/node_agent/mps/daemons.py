@@ -10,10 +10,8 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -21,9 +19,13 @@ import msgspec
 
 from services.node_agent.files import replace_file
 from services.node_agent.mps.control import (
+    END_S,
     MOST_PATH,
+    PROBE,
+    PROBE_S,
     PROGRAM,
     SOCKET,
+    TERMINATE_S,
     MpsControl,
 )
 from services.node_agent.mps.daemon import (
@@ -38,11 +40,9 @@ from services.node_agent.mps.daemon import (
     parse_percent,
     parse_pids,
 )
-from services.node_agent.programs import SilentError, execute
+from services.node_agent.programs import SilentError
 from shared.dialects.mps import (
-    LOG_VARIABLE,
     MEMORY_VARIABLE,
-    PIPE_VARIABLE,
     THREADS_VARIABLE,
     daemon_name,
 )
@@ -52,20 +52,7 @@ from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
-PROBE_S = 5.0
-"""Time limit of the probe: cuInit hangs for ever if the server is wedged."""
-TERMINATE_S = 5.0
-"""Time limit of ending a client's work on the GPU."""
-PROBE = (
-    sys.executable,
-    "-ISc",
-    "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))",
-)
 RECORD = "daemon.json"
-END_S = 5.0
-"""How long a daemon that is to quit may take, before it is killed."""
-LOOK_S = 0.05
-"""Interval of looks whether a daemon has ended."""
 NOT_RUNNING = "its daemon does not run, or another process is in its place"
 
 
@@ -168,12 +155,7 @@ class MpsDaemons:
     async def probe(self, target: MpsTarget) -> None:
         """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
         control = self._control(target)
-        try:
-            code, _ = await execute(
-                self.probe_program, {PIPE_VARIABLE: str(control.pipes)}, self.probe_s
-            )
-        except SilentError as error:
-            raise WedgedError(f"a new client hung for {self.probe_s:g} s") from error
+        code = await control.probe(self.probe_program, control.pipes, self.probe_s)
         if code:
             logger.info("the probe of MPS for %s ended with code %d", target, code)
 
@@ -213,7 +195,7 @@ class MpsDaemons:
         if reason := await self.missing_reason():
             raise UnavailableError(reason)
         await self._save(record)
-        await asyncio.to_thread(self._kill_all, control)  # servers of a daemon that was killed
+        await asyncio.to_thread(control.kill_all)  # servers of a daemon that was killed
         memory = ",".join(f"{device}={mib}M" for device, mib in _held(record.limits))
         await control.start(
             {
@@ -340,31 +322,10 @@ class MpsDaemons:
                         await self._terminate(target, server, client)
         with contextlib.suppress(LeaseholdError):
             await control.send("quit", END_S)
-        await self._wait(lambda: not control.listener())
-        killed = await asyncio.to_thread(self._kill_all, control)
-        await self._wait(lambda: not control.listener())
+        await control.await_end()
+        killed = await asyncio.to_thread(control.kill_all)
+        await control.await_end()
         return clients, killed
-
-    async def _wait(self, is_over: Callable[[], bool]) -> None:
-        until = time.monotonic() + END_S
-        while not await asyncio.to_thread(is_over) and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
-
-    def _kill_all(self, control: MpsControl) -> int:
-        """Kill what is left of a daemon and its servers, found by their environment.
-
-        Return their number. Clients do not have the directory of its logs there.
-        """
-        mark = f"{LOG_VARIABLE}={control.logs}".encode()
-        count = 0
-        for directory in self.proc.glob("[0-9]*"):
-            try:
-                if mark in (directory / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(directory.name), signal.SIGKILL)
-                    count += 1
-            except OSError:
-                continue  # it has ended, or is not of this node
-        return count
 
     # Files
 
@@ -375,7 +336,7 @@ class MpsDaemons:
         return self.root / daemon_name(target.holder, target.container)
 
     def _control(self, target: MpsTarget) -> MpsControl:
-        return MpsControl(self._directory(target), self.program)
+        return MpsControl(self._directory(target), self.program, self.proc)
 
     async def _required(self, target: MpsTarget) -> _Record:
         record = await self._record(target)

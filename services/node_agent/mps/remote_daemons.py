@@ -1,4 +1,4 @@
-"""The partitioner's daemons of MPS, for an agent without privileges."""
+"""The partitioner's daemons and shared servers of MPS, for an agent without privileges."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,10 +27,11 @@ REPAIR_S = 60.0
 
 
 class RemoteMpsDaemons:
-    """Each call raises as that of `MpsDaemons` does, and UnavailableError without a partitioner."""
+    """Each call raises UnavailableError without a partitioner, too."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, *, shared: bool = False) -> None:
         self.socket = socket
+        self.shared = shared
 
     async def missing_reason(self) -> str:
         return (await self._check()).missing_reason
@@ -60,4 +61,4 @@ class RemoteMpsDaemons:
         await exchange(self.socket, StopMpsRequest(target, fence), MpsDoneReply, REPAIR_S)
 
     async def _check(self) -> MpsNodeReply:
-        return await exchange(self.socket, CheckMpsRequest(), MpsNodeReply, READ_S)
+        return await exchange(self.socket, CheckMpsRequest(self.shared), MpsNodeReply, READ_S)

@@ -6,10 +6,11 @@ deletion says when it is. What nothing announces (OOM, a crash, an eviction by t
 by a probe.
 """
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from services.node_agent.enforcers.mps import Mps, holds_by_mps, mps_shares, target_of
+from services.node_agent.enforcers.mps import Mps, mps_shares, target_of
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.metrics import MPS_DRAINED, MPS_WEDGES
 from services.node_agent.mps.daemon import MpsTarget, WedgedError
@@ -56,7 +57,15 @@ class MpsWatch:
 
     @property
     def entries(self) -> Sequence[CheckpointEntry]:
-        return [entry for entry in self.node.checkpoint.entries if holds_by_mps(entry)]
+        return [entry for entry in self.node.checkpoint.entries if self.enforcer.holds(entry)]
+
+    @property
+    def servers(self) -> Iterable[Sequence[CheckpointEntry]]:
+        """The entries of each server."""
+        by_server: dict[Hashable, list[CheckpointEntry]] = {}
+        for entry in self.entries:
+            by_server.setdefault(target_of(entry).server, []).append(entry)
+        return by_server.values()
 
     async def drain_ending(self) -> None:
         """Look at the kubelet's pods at intervals, and drain those that are killed soon."""
@@ -96,7 +105,7 @@ class MpsWatch:
             self.enforcer.drained |= clients
             await daemons.terminate(target, clients)
         except WedgedError as error:
-            await self._repair(entry, str(error))
+            await self._repair(self._beside(target), str(error))
         except LeaseholdError as error:
             logger.warning("the clients of MPS of %s are not ended: %s", target, error)
         else:
@@ -113,37 +122,47 @@ class MpsWatch:
             due.clear()
 
     async def probe_once(self) -> None:
-        for entry in self.entries:
-            target = target_of(entry)
+        for entries in self.servers:
+            targets = [target_of(entry) for entry in entries]
+            daemons = self.enforcer.required()
             try:
-                if (await self.enforcer.required().get(target)).servers:
-                    await self.enforcer.required().probe(target)
+                if (await daemons.get(targets[0])).servers:
+                    await daemons.probe(targets[0])
             except WedgedError as error:
-                await self._repair(entry, str(error))
+                await self._repair(entries, str(error))
             except LeaseholdError as error:
-                logger.info("the server of MPS of %s is not probed: %s", target, error)
+                logger.info("the server of MPS of %s is not probed: %s", targets[0], error)
             else:
-                self.enforcer.repairs.pop(target, None)
-                self._open(target)
+                for target in targets:
+                    self.enforcer.repairs.pop(target, None)
+                self._open(targets[0])
 
-    async def _repair(self, entry: CheckpointEntry, reason: str) -> None:
-        """Close the devices and probe again; if it hangs, too, start the daemon anew.
+    def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
+        """Return the entries whose processes end with those of a target."""
+        return [entry for entry in self.entries if target_of(entry).server == target.server]
+
+    async def _repair(self, entries: Sequence[CheckpointEntry], reason: str) -> None:
+        """Close the devices of a server and probe again; if that hangs, too, start it anew.
 
         They open once a new client starts. On a busy node a single probe may be late.
         """
-        target = target_of(entry)
+        target = target_of(entries[0])
         fault = cut(
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
             f"its daemon is started again, at least every {PROBE_S:g} s"
         )
-        self.enforcer.wedged[target] = {share.device: fault for share in mps_shares(entry)}
+        devices = {share.device for entry in entries for share in mps_shares(entry)}
+        self.enforcer.wedged[target.server] = dict.fromkeys(devices, fault)
         self.node.report_due.set()
-        logger.error("%s of %s: %s", target, entry.holder, fault)
+        logger.error("%s of %s: %s", target, entries[0].holder, fault)
         if not await self._hangs(target):
             self._open(target)
             return
+        pods = sorted({entry.allocation.pod for entry in entries})
         try:
-            async with self.node.checkpoint.changing.hold(entry.allocation.pod):
+            async with contextlib.AsyncExitStack() as stack:
+                for pod in pods:
+                    await stack.enter_async_context(self.node.checkpoint.changing.hold(pod))
                 done = await self.enforcer.required().repair(target)
             await self.enforcer.required().probe(target)
         except LeaseholdError as error:
@@ -154,8 +173,12 @@ class MpsWatch:
             self._open(target)
             text = f"the agent has {done}, so the container's programs have failed: restart it"
         logger.warning("the server of MPS of %s: %s; %s", target, reason, text)
+        for entry in entries:
+            self.enforcer.repairs[target_of(entry)] = self._finding(entry, reason, text)
+
+    def _finding(self, entry: CheckpointEntry, reason: str, text: str) -> ViolationFound:
         allocation = entry.allocation
-        self.enforcer.repairs[target] = ViolationFound(
+        return ViolationFound(
             node=self.node.name,
             reason=ViolationReason.MPS_WEDGED,
             pod=allocation.pod,
@@ -174,5 +197,5 @@ class MpsWatch:
         return False
 
     def _open(self, target: MpsTarget) -> None:
-        if self.enforcer.wedged.pop(target, None) is not None:
+        if self.enforcer.wedged.pop(target.server, None) is not None:
             self.node.report_due.set()

@@ -77,6 +77,9 @@ class TimeSlicesRequest(msgspec.Struct, tag=True, frozen=True):
 class CheckMpsRequest(msgspec.Struct, tag=True, frozen=True):
     """Whether daemons of MPS can be started, and which there are."""
 
+    shared: bool = False
+    """About servers that containers share."""
+
 
 class EnsureMpsRequest(msgspec.Struct, tag=True, frozen=True):
     target: MpsTarget

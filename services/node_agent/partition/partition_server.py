@@ -18,7 +18,8 @@ from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.mps.daemons import MpsDaemons
+from services.node_agent.mps.daemon import MpsRunner
+from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     AccountingReply,
@@ -76,7 +77,7 @@ class PartitionServer:
         *,
         agent_uid: int,
         limits: LimitSetter | None = None,
-        mps: MpsDaemons | None = None,
+        mps: MpsRunners | None = None,
         set_time_slices: SetTimeSlices | None = None,
     ) -> None:
         self.gpus = gpus
@@ -186,12 +187,7 @@ class PartitionServer:
                 return LimitReply(await limits.clear(target, fence=fence))
 
     async def _reply_on_mps(self, request: MpsRequest) -> GoodReply:
-        mps = self.mps
-        if mps is None:
-            raise RequestError(
-                "this partitioner starts no daemons of MPS: set its --mps-dir to the directory mps "
-                "of the agent's state directory"
-            )
+        mps = self._runner_for(request)
         match request:
             case CheckMpsRequest():
                 return MpsNodeReply(await mps.missing_reason(), await mps.list())
@@ -208,6 +204,16 @@ class PartitionServer:
             case StopMpsRequest(target, fence):
                 await mps.stop(target, fence=fence)
         return MpsDoneReply()
+
+    def _runner_for(self, request: MpsRequest) -> MpsRunner:
+        if self.mps is None:
+            raise RequestError(
+                "this partitioner starts no daemons of MPS: set its --mps-dir to the directory mps "
+                "of the agent's state directory"
+            )
+        if isinstance(request, CheckMpsRequest):
+            return self.mps.shared if request.shared else self.mps.private
+        return self.mps.shared if request.target.gpu else self.mps.private
 
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         gpus = {gpu.uuid: gpu for gpu in await self.gpus.discover()}

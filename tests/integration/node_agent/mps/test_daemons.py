@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from services.cli.state_dir import SUPERVISED_VARIABLE
+from services.node_agent.mps.control import PROBE, PROBE_S
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, WedgedError
-from services.node_agent.mps.daemons import PROBE, PROBE_S, MpsDaemons
+from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
+from services.node_agent.mps.runners import MpsRunners
+from services.node_agent.mps.shared_servers import SharedServers
 from services.node_agent.partition.partition_server import PartitionServer
 from shared.dialects.mps import daemon_name
 from shared.model.errors import RequestError, UnavailableError
@@ -212,7 +215,8 @@ async def test_a_partitioner_without_a_directory_refuses_and_one_with_it_serves(
     async with PartitionServer(gpus, agent_uid=os.geteuid()).serve(path):  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="--mps-dir"):
             await remote.missing_reason()
-    server = PartitionServer(gpus, agent_uid=os.geteuid(), mps=daemons)  # type: ignore[arg-type]
+    runners = MpsRunners(daemons, SharedServers(daemons.root))
+    server = PartitionServer(gpus, agent_uid=os.geteuid(), mps=runners)  # type: ignore[arg-type]
     async with server.serve(path):
         assert await remote.missing_reason() == ""
         daemon = await remote.ensure(TARGET, fence=1, limits=LIMITS)

@@ -1,0 +1,39 @@
+"""What runs MPS on a node, by the two forms in which containers get it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from services.node_agent.mps.control import PROBE, PROGRAM
+from services.node_agent.mps.daemon import MpsRunner
+from services.node_agent.mps.daemons import MpsDaemons
+from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
+from services.node_agent.mps.shared_servers import SharedServers
+
+
+@dataclass(frozen=True, slots=True)
+class MpsRunners:
+    private: MpsRunner
+    """A daemon for each container."""
+    shared: MpsRunner
+    """A server for each GPU."""
+
+    @classmethod
+    def in_directory(
+        cls,
+        root: Path,
+        *,
+        program: Sequence[str] = (PROGRAM,),
+        probe: Sequence[str] = PROBE,
+        proc: Path = Path("/proc"),
+    ) -> Self:
+        """Return those of this process, with daemons below a directory."""
+        return cls(
+            MpsDaemons(root, program=program, probe=probe, proc=proc),
+            SharedServers(root, program=program, probe=probe, proc=proc),
+        )
+
+    @classmethod
+    def of_partitioner(cls, socket: Path) -> Self:
+        return cls(RemoteMpsDaemons(socket), RemoteMpsDaemons(socket, shared=True))
