@@ -8,9 +8,11 @@ import msgspec
 from shared.dialects.dialect import list_entries
 from shared.model.change import Change, Place
 from shared.model.devices.enforcers import (
+    BESIDE_MPS,
     COMPUTE_ENFORCERS,
     LABELS,
     MEMORY_ENFORCERS,
+    MPS,
     NO_DEMAND,
     HeldBy,
 )
@@ -18,8 +20,6 @@ from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import ISOLATION
 
 STRICT = "strict"
-BESIDE_MPS = ("mps", "driver", "none")
-"""What may hold memory where MPS holds the cores: HAMi-core and MPS would limit each other."""
 _OF_BOTH: Mapping[str, HeldBy] = {
     word: msgspec.convert(
         {
@@ -82,15 +82,18 @@ def _check_together(demand: HeldBy) -> None:
                 f"annotation {ISOLATION} is {demand}: {word} holds memory and cores: write {word}",
                 Change(Place.ANNOTATION, ISOLATION, word),
             )
-    if demand.memory == "mps" and demand.compute not in {None, "mps"}:
+    memory, compute = demand.memory, demand.compute
+    if memory is not None and memory in MPS and compute not in {None, MPS[memory]}:
         raise RequestError(
-            f"annotation {ISOLATION} is {demand}: where MPS holds memory it holds the cores: write "
-            "mps",
-            Change(Place.ANNOTATION, ISOLATION, "mps"),
+            f"annotation {ISOLATION} is {demand}: where {LABELS[memory]} holds memory it holds the "
+            f"cores: write {memory}",
+            Change(Place.ANNOTATION, ISOLATION, memory),
         )
-    if demand.compute == "mps" and demand.memory not in {None, *BESIDE_MPS}:
-        raise RequestError(
-            f"annotation {ISOLATION} is {demand}: beside compute=mps write memory= with one of "
-            f"{', '.join(BESIDE_MPS)}",
-            Change(Place.ANNOTATION, ISOLATION, f"memory={BESIDE_MPS[0]},compute=mps"),
-        )
+    if compute is not None and compute in BESIDE_MPS:
+        beside = (*reversed(BESIDE_MPS[compute]), "none")
+        if memory not in {None, *beside}:
+            raise RequestError(
+                f"annotation {ISOLATION} is {demand}: beside compute={compute} write memory= with "
+                f"one of {', '.join(beside)}",
+                Change(Place.ANNOTATION, ISOLATION, f"memory={beside[0]},compute={compute}"),
+            )

@@ -1,17 +1,27 @@
 """What holds shares of a device, and the one way in which a device is shared at a time; pure."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Meta, Struct
 
 from shared.model.bounds import LongText
 
-MemoryEnforcer = Literal["exclusive", "mig", "driver", "mps", "hami-core", "none"]
+MemoryEnforcer = Literal["exclusive", "mig", "driver", "mps", "mps-shared", "hami-core", "none"]
 """What keeps a share to its memory: `none` where nothing does."""
-ComputeEnforcer = Literal["exclusive", "mig", "mps", "time", "hami-core", "none"]
+ComputeEnforcer = Literal["exclusive", "mig", "mps", "mps-shared", "time", "hami-core", "none"]
 """What keeps a share to its percent of the cores: `none` where nothing does."""
 SharingMode = Literal[
-    "exclusive", "mig", "driver", "mps", "time", "hami-core", "none", "time-slicing", "mps-replicas"
+    "exclusive",
+    "mig",
+    "driver",
+    "mps",
+    "mps-shared",
+    "time",
+    "hami-core",
+    "none",
+    "time-slicing",
+    "mps-replicas",
 ]
 """How a device is shared while leases are on it. Processes under different compute enforcers would
 take each other's turns, so all leases of a device have one mode; it changes when the last ends."""
@@ -24,6 +34,7 @@ LABELS: dict[Enforcer, str] = {
     "mig": "MIG",
     "driver": "the driver",
     "mps": "MPS",
+    "mps-shared": "a shared server of MPS",
     "time": "GPU time",
     "hami-core": "HAMi-core",
     "none": "nothing",
@@ -31,8 +42,13 @@ LABELS: dict[Enforcer, str] = {
 """For sentences."""
 MEMORY_BY_DEFAULT: tuple[MemoryEnforcer, ...] = ("driver", "hami-core")
 """In order of preference, for pods that demand none. Others need a pod's demand."""
-BESIDE_MPS: tuple[MemoryEnforcer, ...] = ("driver", "mps")
-"""Where MPS holds the cores: it and HAMi-core would limit each other."""
+MPS: Mapping[MemoryEnforcer, ComputeEnforcer] = {"mps": "mps", "mps-shared": "mps-shared"}
+"""What holds memory by MPS, and the cores as well: by a server of the container, or of the GPU."""
+BESIDE_MPS: Mapping[ComputeEnforcer, tuple[MemoryEnforcer, ...]] = {
+    compute: ("driver", memory) for memory, compute in MPS.items()
+}
+"""What may hold memory where MPS holds the cores, in order of preference: it and HAMi-core would
+limit each other."""
 COMPUTE_BY_DEFAULT: tuple[ComputeEnforcer, ...] = ("hami-core",)
 JOINED: tuple[SharingMode, ...] = ("driver", "hami-core", "none")
 """Modes in which a share may run beside others although nothing holds it."""
@@ -106,7 +122,9 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
         """
         if not limited and demand == NO_DEMAND:
             demand = HeldBy(memory="none", compute="none")
-        by_default = BESIDE_MPS if demand.compute == "mps" else MEMORY_BY_DEFAULT
+        by_default = MEMORY_BY_DEFAULT
+        if demand.compute is not None:
+            by_default = BESIDE_MPS.get(demand.compute, by_default)
         for memory in by_default if demand.memory is None else (demand.memory,):
             if memory != "none" and memory not in self.memory:
                 continue
@@ -121,18 +139,18 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
     def _compute(
         self, memory: MemoryEnforcer, demanded: ComputeEnforcer | None, *, capped: bool
     ) -> ComputeEnforcer | None:
-        if memory == "mps" and demanded is None:
-            demanded = "mps"
+        of_memory = MPS.get(memory)
+        demanded = demanded or of_memory
         if demanded is not None:
             is_there = demanded == "none" or demanded in self.compute
-            return demanded if is_there and (memory != "mps" or demanded == "mps") else None
+            return demanded if is_there and of_memory in (None, demanded) else None
         offered = next((word for word in COMPUTE_BY_DEFAULT if word in self.compute), None)
         return offered if offered is not None or capped else "none"
 
     def _mode_of(
         self, memory: MemoryEnforcer, compute: ComputeEnforcer, mode: SharingMode | Literal[""]
     ) -> SharingMode:
-        if compute in ("mps", "time"):
+        if compute in ("mps", "mps-shared", "time"):
             return compute
         if memory == "hami-core" and mode == "driver":
             return mode  # HAMi-core holds cores in both modes, so neither takes the other's turns

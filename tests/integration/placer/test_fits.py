@@ -60,6 +60,7 @@ OFFERS = (
     NOTHING_OFFERED,
     Offer(memory=("driver",), compute=()),
     Offer(memory=("driver", "mps", "hami-core"), compute=("mps", "time", "hami-core")),
+    Offer(memory=("mps-shared", "hami-core"), compute=("mps-shared", "hami-core")),
 )
 DEMANDS = (
     *6 * [NO_DEMAND],
@@ -67,6 +68,7 @@ DEMANDS = (
     HeldBy(memory="hami-core"),
     HeldBy(compute="time"),
     HeldBy(memory="mps"),
+    HeldBy(compute="mps-shared"),
     HeldBy(memory="none", compute="none"),
 )
 cards = st.builds(

@@ -21,6 +21,9 @@ from tests.support.webhook.reviews import container, decided
 PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 30}
 BOTH = Offer(memory=("driver", "hami-core"), compute=("time", "hami-core"))
 MPS = Offer(memory=("mps", "hami-core"), compute=("mps", "hami-core"))
+SERVER = Offer(memory=("mps-shared", "hami-core"), compute=("mps-shared", "hami-core"))
+EVERY_MPS = Offer(memory=("mps", "mps-shared"), compute=("mps", "mps-shared"))
+DRIVER_AND_SERVER = Offer(memory=("driver", "mps-shared"), compute=("mps-shared",))
 ONLY_DRIVER = Offer(memory=("driver",), compute=())
 
 
@@ -32,35 +35,61 @@ ONLY_DRIVER = Offer(memory=("driver",), compute=())
         ("time", None, "time"),
         ("hami-core", "hami-core", "hami-core"),
         ("mps", "mps", "mps"),
+        ("mps-shared", "mps-shared", "mps-shared"),
         ("mig", "mig", "mig"),
         ("none", "none", "none"),
         ("memory=driver", "driver", None),
         ("compute=time, memory=driver", "driver", "time"),
         ("memory=driver,compute=mps", "driver", "mps"),
+        ("memory=driver,compute=mps-shared", "driver", "mps-shared"),
+        ("memory=mps-shared", "mps-shared", None),
     ],
 )
 def test_words_demand_enforcers(text: str, memory: Any, compute: Any) -> None:
     assert parse_isolation(text) == HeldBy(memory=memory, compute=compute)
 
 
+WORDS = "exclusive, mig, driver, mps, mps-shared, time, hami-core, none"
+
+
 @pytest.mark.parametrize(
-    ("text", "advice"),
+    ("text", "advice", "instead"),
     [
-        ("", "write strict, or one of"),
-        ("Driver", "write strict, or one of exclusive, mig, driver, mps, time, hami-core, none"),
-        ("memory=time", "memory one of exclusive, mig, driver, mps, hami-core, none"),
-        ("memory=driver,cores=time", "or memory=WORD,compute=WORD"),
-        ("memory=driver,compute", "or memory=WORD,compute=WORD"),
-        ("memory=mig", "write mig"),
-        ("memory=mps,compute=hami-core", "write mps"),
-        ("memory=hami-core,compute=mps", "write memory= with one of mps, driver, none"),
+        ("", "write strict, or one of", ""),
+        ("Driver", f"write strict, or one of {WORDS}", "driver"),
+        ("mps_shared", "did you mean mps-shared?", "mps-shared"),
+        ("memory=time", f"memory one of {WORDS.replace(' time,', '')}", ""),
+        ("memory=driver,cores=time", "or memory=WORD,compute=WORD", ""),
+        ("memory=driver,compute", "or memory=WORD,compute=WORD", ""),
+        ("memory=mig", "write mig", "mig"),
+        ("memory=mps,compute=hami-core", "MPS holds memory it holds the cores: write mps", "mps"),
+        (
+            "memory=mps-shared,compute=time",
+            "where a shared server of MPS holds memory it holds the cores: write mps-shared",
+            "mps-shared",
+        ),
+        ("memory=mps-shared,compute=mps", "write mps-shared", "mps-shared"),
+        ("memory=mps,compute=mps-shared", "write mps", "mps"),
+        (
+            "memory=hami-core,compute=mps",
+            "write memory= with one of mps, driver, none",
+            "memory=mps,compute=mps",
+        ),
+        (
+            "memory=hami-core,compute=mps-shared",
+            "beside compute=mps-shared write memory= with one of mps-shared, driver, none",
+            "memory=mps-shared,compute=mps-shared",
+        ),
     ],
 )
-def test_other_words_are_denied_with_what_to_write(text: str, advice: str) -> None:
+def test_other_words_are_denied_with_what_to_write(text: str, advice: str, instead: str) -> None:
     with pytest.raises(RequestError, match=r"leasehold\.dev/isolation") as raised:
         parse_isolation(text)
 
     assert advice in str(raised.value)
+    [change] = raised.value.changes
+    assert change.value == instead
+    assert not instead or parse_isolation(instead)
 
 
 def part_of(text: str, limits: dict[str, int] = PART) -> PodRequest:
@@ -83,6 +112,13 @@ def part_of(text: str, limits: dict[str, int] = PART) -> PodRequest:
         (MPS, "", ("hami-core", "hami-core", "hami-core")),
         (MPS, "mps", ("mps", "mps", "mps")),
         (MPS, "compute=mps", ("mps", "mps", "mps")),
+        (SERVER, "", ("hami-core", "hami-core", "hami-core")),
+        (SERVER, "mps-shared", ("mps-shared", "mps-shared", "mps-shared")),
+        (SERVER, "memory=mps-shared", ("mps-shared", "mps-shared", "mps-shared")),
+        (SERVER, "compute=mps-shared", ("mps-shared", "mps-shared", "mps-shared")),
+        (SERVER, "memory=none,compute=mps-shared", ("none", "mps-shared", "mps-shared")),
+        (DRIVER_AND_SERVER, "compute=mps-shared", ("driver", "mps-shared", "mps-shared")),
+        (DRIVER_AND_SERVER, "mps-shared", ("mps-shared", "mps-shared", "mps-shared")),
     ],
 )
 def test_a_lease_says_what_holds_it(offer: Offer, demand: str, held: tuple[str, ...]) -> None:
@@ -98,6 +134,13 @@ def test_a_lease_says_what_holds_it(offer: Offer, demand: str, held: tuple[str, 
     [
         (MPS, "driver", "GpuEnforcerMissing", "demands memory=driver, and it offers mps, hami"),
         (BOTH, "mps", "GpuEnforcerMissing", "demands memory=mps,compute=mps"),
+        (
+            MPS,
+            "mps-shared",
+            "GpuEnforcerMissing",
+            "demands memory=mps-shared,compute=mps-shared, and it offers mps, hami-core",
+        ),
+        (SERVER, "mps", "GpuEnforcerMissing", "and it offers mps-shared, hami-core"),
         (ONLY_DRIVER, "", "GpuNotIsolated", "limits would not be enforced"),
     ],
 )
@@ -124,20 +167,30 @@ def test_without_a_demand_what_is_usual_is_missing_the_library_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "demand", "held"),
+    ("offer", "mode", "demand", "held"),
     [
-        ("hami-core", "", ("hami-core", "hami-core")),
-        ("driver", "", ("driver", "hami-core")),
-        ("driver", "hami-core", ("hami-core", "hami-core")),
-        ("time", "", "GpuSharingMode"),
-        ("time", "time", ("driver", "time")),
-        ("hami-core", "driver", "GpuSharingMode"),
-        ("driver", "none", ("none", "none")),
-        ("time", "none", "GpuSharingMode"),
+        (BOTH, "hami-core", "", ("hami-core", "hami-core")),
+        (BOTH, "driver", "", ("driver", "hami-core")),
+        (BOTH, "driver", "hami-core", ("hami-core", "hami-core")),
+        (BOTH, "time", "", "GpuSharingMode"),
+        (BOTH, "time", "time", ("driver", "time")),
+        (BOTH, "hami-core", "driver", "GpuSharingMode"),
+        (BOTH, "driver", "none", ("none", "none")),
+        (BOTH, "time", "none", "GpuSharingMode"),
+        (SERVER, "mps-shared", "mps-shared", ("mps-shared", "mps-shared")),
+        (SERVER, "mps-shared", "", "GpuSharingMode"),
+        (SERVER, "mps-shared", "none", "GpuSharingMode"),
+        (SERVER, "hami-core", "mps-shared", "GpuSharingMode"),
+        (EVERY_MPS, "mps", "mps-shared", "GpuSharingMode"),
+        (EVERY_MPS, "mps-shared", "mps", "GpuSharingMode"),
+        (DRIVER_AND_SERVER, "mps-shared", "compute=mps-shared", ("driver", "mps-shared")),
+        (DRIVER_AND_SERVER, "driver", "compute=mps-shared", "GpuSharingMode"),
     ],
 )
-def test_a_share_joins_the_mode_of_its_device_or_waits(mode: Any, demand: str, held: Any) -> None:
-    card = device(offer=BOTH)
+def test_a_share_joins_the_mode_of_its_device_or_waits(
+    offer: Offer, mode: Any, demand: str, held: Any
+) -> None:
+    card = device(offer=offer)
     shared = structs.replace(use(100, 0, 1), mode=mode)
 
     answer = Cluster(ledger_node("n", (card, shared))).place(part_of(demand))
