@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.hami_core import mount
+from shared.model.devices.enforcers import MPS
 from shared.model.leases.lease import MIB, Share
 from shared.model.names import DeviceUuid, PodUid
 
@@ -19,13 +19,11 @@ THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 ALL_THREADS = 100
 SERVER = "gpu"
 """The name of a GPU's shared server, in a daemon of its own."""
-WORDS: tuple[Literal["mps", "mps-shared"], ...] = ("mps", "mps-shared")
-"""Enforcers that are servers of MPS."""
 _NAME = 16
 
 
 def held_by_mps(share: Share) -> bool:
-    return share.memory in WORDS or share.compute in WORDS
+    return share.memory in MPS or share.compute in MPS
 
 
 def daemon_name(holder: PodUid, container: str) -> str:
@@ -60,13 +58,13 @@ def thread_percent(shares: Sequence[Share]) -> int:
 
     A share without a limit of cores has all threads.
     """
-    percents = [share.cores_percent for share in shares if share.compute in WORDS]
+    percents = [share.cores_percent for share in shares if share.compute in MPS]
     return min((percent for percent in percents if percent > 0), default=ALL_THREADS)
 
 
 def memory_limits_mib(shares: Sequence[Share]) -> dict[str, int]:
     """Return what each process may have of each device that MPS limits, rounded down to MiB."""
-    return {share.device: share.limit_bytes // MIB for share in shares if share.memory in WORDS}
+    return {share.device: share.limit_bytes // MIB for share in shares if share.memory in MPS}
 
 
 def _short(text: str) -> str:

@@ -28,10 +28,10 @@ from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.compute_time import with_compute_time
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
-from shared.dialects.mps import WORDS, with_mps
+from shared.dialects.mps import with_mps
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.devices.device import Device, DeviceMode, Isolation
-from shared.model.devices.enforcers import LABELS
+from shared.model.devices.enforcers import LABELS, MPS
 from shared.model.devices.replicas import is_replica
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState, Share, end_text
@@ -358,7 +358,7 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
                 f"the lease has the driver limit the memory of device {share.device}, which it "
                 f"does not now: {reasons.get('driver', 'it is not offered')}"
             )
-        for word in WORDS:
+        for word in MPS:
             if word not in (share.memory, share.compute) or word in device.offer.compute:
                 continue
             reasons = {missing.name: missing.reason for missing in device.missing}
