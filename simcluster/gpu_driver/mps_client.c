@@ -7,7 +7,7 @@
 
 static int daemon_socket = -1;
 static unsigned percent = 100;
-static char memory[4096]; /* UUID=BYTES, with commas */
+static char memory[4096]; /* UUID=BYTES, with commas; or *=BYTES, for every GPU */
 
 int mps_connect(void) {
     static const char *const by_default = "/tmp/nvidia-mps";
@@ -51,6 +51,7 @@ int mps_terminated(void) {
 }
 
 uint64_t mps_memory_limit(const char *uuid) {
+    if (memory[0] == '*') uuid = "*";
     const char *at = memory[0] ? strstr(memory, uuid) : NULL;
     return at && at[strlen(uuid)] == '=' ? strtoull(at + strlen(uuid) + 1, NULL, 10) : 0;
 }

@@ -1,49 +1,93 @@
 """nvidia-cuda-mps-control of the simulated GPUs: commands for a control daemon of MPS.
 
-It speaks the protocol that drivers have from R495 on (version 2):
-https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html. With `-d` it starts a daemon, which
-is `mps_daemon.py`; without an argument it sends the lines of its standard input to the daemon of
-`CUDA_MPS_PIPE_DIRECTORY`. Each command is a process of its own, so it imports little.
+It speaks the protocol that drivers have from R495 on (version 2) and, with `-p 3`, that of R615
+(version 3): https://docs.nvidia.com/deploy/mps/mpsv2-interface.html, and mpsv3-interface.html.
+With `-d` it starts a daemon, which is `mps_daemon.py` or `mps_daemon_v3.py`; any other call follows
+the version of the daemon of `CUDA_MPS_PIPE_DIRECTORY`: it sends it the lines of its standard input,
+or its arguments. Each command is a process of its own, so it imports little.
 """
 
 import os
 import socket
 import sys
+from collections.abc import Sequence
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - the real one's
+VERSION = "CUDA_MPS_PROTOCOL_VERSION"
 SOCKET = "control"
 MOST_PATH = 107
 """Bytes of a Unix socket's path."""
-DAEMON = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mps_daemon.py")  # noqa: PTH100, PTH118, PTH120
+PROTOCOL = "protocol"
+"""The request for a daemon's version."""
+QUIT = "quit"
+MULTIUSER = "multiuser"
+"""The argument of a daemon in multi-user mode."""
 PYTHON = (sys.executable, "-S", "-E")
+_DAEMONS = {"2": "mps_daemon", "3": "mps_daemon_v3"}
+_START = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from simcluster.gpu_driver import {0}; {0}.main()"
+)
+_OPTIONS = {
+    "-d": "daemon",
+    "-m": MULTIUSER,
+    "-q": QUIT,
+    "-p": "protocol",
+    **{f"--{name}": name for name in ("daemon", MULTIUSER, QUIT, "protocol")},
+}
 
 
 def command() -> tuple[str, ...]:
     """Return the command line that stands for `nvidia-cuda-mps-control`."""
-    return *PYTHON, os.path.abspath(__file__)  # noqa: PTH100 - pathlib is slow to import
+    return *PYTHON, _here()
 
 
-def send(pipes: str, line: str) -> str | None:
+def send(pipes: str, line: str) -> bytes | None:
     """Return a daemon's reply, or None if none runs."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(f"{pipes}/{SOCKET}")
         except OSError:
             return None
-        connection.sendall(f"{line}\n".encode())
+        connection.sendall(os.fsencode(f"{line}\n"))
         reply = b""
         while part := connection.recv(65536):
             reply += part
-        return reply.decode()
+        return reply
 
 
-def _start(pipes: str) -> int:
+def _here() -> str:
+    return os.path.abspath(__file__)  # noqa: PTH100 - pathlib is slow to import
+
+
+def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options before a command, and the command. Raises ValueError."""
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        written, has_value, value = rest.pop(0).partition("=")
+        name = _OPTIONS.get(written)
+        if name is None or (has_value and name != "protocol"):
+            raise ValueError(f"unknown option '{written}'")
+        if name == "protocol" and not has_value:
+            value = rest.pop(0) if rest else ""
+        options[name] = value
+    version = options["protocol"] = os.environ.get(VERSION) or options.get("protocol", "2")
+    if version not in _DAEMONS:
+        raise ValueError(f"unknown protocol version '{version}'")
+    return options, rest
+
+
+def _start(pipes: str, version: str, *arguments: str) -> int:
     """Start a daemon in the background; return the exit code."""
     if len(os.fsencode(f"{pipes}/{SOCKET}")) > MOST_PATH:
         return 1  # the real one writes no log either
-    if send(pipes, "get_server_list") is not None:
+    if send(pipes, PROTOCOL) is not None:
         sys.stderr.write("An instance of this daemon is already running\n")
         return 1
+    if version == "3":
+        sys.stdout.write(f"To connect CUDA applications to this daemon, set {PIPES}={pipes}\n")
+        sys.stdout.flush()
     ready, started = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -51,23 +95,60 @@ def _start(pipes: str) -> int:
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.set_inheritable(started, True)
-        os.execv(sys.executable, [*PYTHON, DAEMON, str(started)])  # noqa: S606 - our own program
+        root = _here().rsplit("/", 3)[0]
+        start = ("-c", _START.format(_DAEMONS[version]), root, str(started), *arguments)
+        os.execv(sys.executable, [*PYTHON, *start])  # noqa: S606 - our own program
     os.close(started)
     return 0 if os.read(ready, 1) else 1
 
 
-def main() -> int:
-    """Run as `nvidia-cuda-mps-control` does; return the exit code."""
-    pipes = os.environ.get(PIPES, "/tmp/nvidia-mps")  # noqa: S108 - the real one's default
-    if sys.argv[1:] == ["-d"]:
-        return _start(pipes)
+def _send_lines(pipes: str) -> int:
+    """Send the lines of standard input to a daemon of version 2; return the exit code."""
     for line in sys.stdin:
         reply = send(pipes, line.strip())
         if reply is None:
-            sys.stdout.write(f"Cannot find MPS control daemon process in {pipes}\n")
-            return 1
-        sys.stdout.write(reply)
+            return _fail(f"Cannot find MPS control daemon process in {pipes}")
+        sys.stdout.buffer.write(reply)
+        sys.stdout.flush()
     return 0
+
+
+def _send_words(pipes: str, words: Sequence[str]) -> int:
+    """Send a command to a daemon of version 3; return the exit code."""
+    if any("\n" in word for word in words):
+        return _fail("an argument has a line break")
+    code, _, output = (send(pipes, "\0".join(["command", *words])) or b"").partition(b"\n")
+    if not code:
+        return _fail(f"The MPS control daemon in {pipes} has ended")
+    sys.stdout.buffer.write(output)
+    return int(code)
+
+
+def _fail(why: str) -> int:
+    sys.stdout.write(f"{why}\n")
+    return 1
+
+
+def main() -> int:
+    """Run as `nvidia-cuda-mps-control` does; return the exit code."""
+    pipes = os.environ.get(PIPES, DEFAULT_PIPES)
+    try:
+        options, words = _options(sys.argv[1:])
+    except ValueError as error:
+        return _fail(str(error))
+    version = options["protocol"]
+    if "daemon" in options:
+        return _start(pipes, version, *([MULTIUSER] if MULTIUSER in options else []))
+    if QUIT in options:
+        words = [QUIT]
+    running = send(pipes, PROTOCOL)
+    if running is None:
+        return _fail(f"Cannot find MPS control daemon process in {pipes}")
+    if running == b"3\n":
+        return _send_words(pipes, words)
+    if words:
+        return _fail("The MPS control daemon has protocol 2, whose commands are lines of input")
+    return _send_lines(pipes)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ CONTAINER_RUNTIME = {
     KUBELET / "containers" / "runtime_devices.py",
     ROOT / "simcluster" / "gpu_driver" / "mps_control.py",
     ROOT / "simcluster" / "gpu_driver" / "mps_daemon.py",
+    ROOT / "simcluster" / "gpu_driver" / "mps_service.py",
 }
 """They play NVIDIA's container runtime, the loader and the control daemon of MPS, which read the
 variables of a container."""

@@ -123,7 +123,7 @@ async def test_mps_holds_a_share_without_hami_core_by_a_daemon_that_ends_with_th
     explained = (await up.leasehold("explain", "held")).out
     assert "memory by MPS" in explained
     ended_by_down = leftovers(StateDir.at(up.root))
-    daemons = [pid for pid in ended_by_down if "mps_daemon.py" in command_line(pid)]
+    daemons = [pid for pid in ended_by_down if "mps_daemon" in command_line(pid)]
     assert daemons
 
 

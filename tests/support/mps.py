@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simcluster.gpu_driver.mps_control import PIPES, command
-from simcluster.gpu_driver.mps_daemon import FAULTS, LOGS
+from simcluster.gpu_driver.mps_service import FAULTS, LOGS
 from tests.support.waiting import until_blocking
 
 COMMAND_S = 20.0
