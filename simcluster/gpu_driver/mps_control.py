@@ -43,17 +43,32 @@ def command() -> tuple[str, ...]:
 
 
 def send(pipes: str, line: str) -> bytes | None:
-    """Return a daemon's reply, or None if none runs."""
+    """Return a daemon's reply, or None if none runs, or it ends meanwhile."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(f"{pipes}/{SOCKET}")
+            connection.sendall(os.fsencode(f"{line}\n"))
+            reply = b""
+            while part := connection.recv(65536):
+                reply += part
         except OSError:
             return None
-        connection.sendall(os.fsencode(f"{line}\n"))
-        reply = b""
-        while part := connection.recv(65536):
-            reply += part
         return reply
+
+
+def send_words(pipes: str, words: Sequence[str]) -> tuple[int, bytes]:
+    """Return the exit code and the output of a command of version 3."""
+    if any("\n" in word for word in words):
+        return 1, b"an argument has a line break\n"
+    reply = send(pipes, "\0".join(["command", *words]))
+    if not reply:
+        return 1, _not_running(pipes)
+    code, _, output = reply.partition(b"\n")
+    return int(code), output
+
+
+def _not_running(pipes: str) -> bytes:
+    return os.fsencode(f"Cannot find MPS control daemon process in {pipes}\n")
 
 
 def _here() -> str:
@@ -107,26 +122,19 @@ def _send_lines(pipes: str) -> int:
     for line in sys.stdin:
         reply = send(pipes, line.strip())
         if reply is None:
-            return _fail(f"Cannot find MPS control daemon process in {pipes}")
-        sys.stdout.buffer.write(reply)
-        sys.stdout.flush()
+            return _write(1, _not_running(pipes))
+        _write(0, reply)
     return 0
 
 
-def _send_words(pipes: str, words: Sequence[str]) -> int:
-    """Send a command to a daemon of version 3; return the exit code."""
-    if any("\n" in word for word in words):
-        return _fail("an argument has a line break")
-    code, _, output = (send(pipes, "\0".join(["command", *words])) or b"").partition(b"\n")
-    if not code:
-        return _fail(f"The MPS control daemon in {pipes} has ended")
+def _write(code: int, output: bytes) -> int:
     sys.stdout.buffer.write(output)
-    return int(code)
+    sys.stdout.flush()
+    return code
 
 
 def _fail(why: str) -> int:
-    sys.stdout.write(f"{why}\n")
-    return 1
+    return _write(1, os.fsencode(f"{why}\n"))
 
 
 def main() -> int:
@@ -139,13 +147,18 @@ def main() -> int:
     version = options["protocol"]
     if "daemon" in options:
         return _start(pipes, version, *([MULTIUSER] if MULTIUSER in options else []))
-    if QUIT in options:
-        words = [QUIT]
+    return _send(pipes, [QUIT] if QUIT in options else words)
+
+
+def _send(pipes: str, words: Sequence[str]) -> int:
+    """Send a command as the running daemon's version takes it; return the exit code."""
     running = send(pipes, PROTOCOL)
     if running is None:
-        return _fail(f"Cannot find MPS control daemon process in {pipes}")
+        return _write(1, _not_running(pipes))
     if running == b"3\n":
-        return _send_words(pipes, words)
+        return _write(*send_words(pipes, words))
+    if words == [QUIT]:
+        return _write(0, send(pipes, QUIT) or b"")
     if words:
         return _fail("The MPS control daemon has protocol 2, whose commands are lines of input")
     return _send_lines(pipes)

@@ -393,6 +393,8 @@ def _namespace(server: Server, name: str) -> Namespace:
 
 def _remove(directory: Path) -> None:
     """Remove a server's or namespace's directory, with sockets that nobody listens at."""
+    if not directory.is_dir():
+        return
     for path in (*directory.glob(f"*/{SOCKET}"), directory / SOCKET):
         path.unlink(missing_ok=True)
     for path in (*directory.glob("*"), directory):

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from simcluster.gpu_driver.mps_control import PIPES, command
+from simcluster.gpu_driver.mps_control import PIPES, command, send_words
 from simcluster.gpu_driver.mps_service import FAULTS, LOGS
 from tests.support.waiting import until_blocking
 
@@ -19,11 +19,18 @@ class ControlDaemon:
     pipes: Path
     logs: Path
 
-    def start(self, **environment: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Start it, as `nvidia-cuda-mps-control -d` does."""
+        return self.run("-d", *options, **environment)
+
+    def run(
+        self, *arguments: str, stdin: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `nvidia-cuda-mps-control`."""
         return subprocess.run(
-            [*command(), "-d"],
+            [*command(), *arguments],
             env=self.environment | environment,
+            input=stdin,
             capture_output=True,
             text=True,
             check=False,
@@ -31,17 +38,16 @@ class ControlDaemon:
         )
 
     def do(self, line: str) -> str:
-        """Return the output of a command."""
-        done = subprocess.run(
-            command(),
-            env=self.environment,
-            input=f"{line}\n",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=COMMAND_S,
-        )
-        return done.stdout.strip()
+        """Return the output of a command of version 2."""
+        return self.run(stdin=f"{line}\n").stdout.strip()
+
+    def ask(self, line: str, *, through: str = "") -> tuple[int, str]:
+        """Return the exit code and output of a command of version 3, without a process for it.
+
+        It is sent through the daemon's own socket, or through that of a server or namespace.
+        """
+        code, output = send_words(str(self.pipes / through), line.split())
+        return code, output.decode()
 
     def fail(self, **faults: object) -> None:
         """Give it these faults, and no others."""
@@ -67,5 +73,5 @@ class ControlDaemon:
     def close(self) -> None:
         """End it, and wait until it has ended."""
         self.fail()
-        self.do("quit")
+        self.run("-q")
         until_blocking(lambda: not (self.pipes / "control").exists())
