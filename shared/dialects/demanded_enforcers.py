@@ -60,6 +60,15 @@ def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
                 "out",
                 Change(Place.ANNOTATION, ISOLATION),
             )
+        if demand.by_shared_server and container.gpus > 1 and not container.whole:
+            own = str(demand).replace("mps-shared", "mps")
+            raise RequestError(
+                f"container {container.container} requests shares of {container.gpus} GPUs, and "
+                f"the annotation {ISOLATION} is {demand}: each GPU has a server of MPS of its own, "
+                f"and a program connects to one server: write {own}, by which the container has "
+                "its own server for all its GPUs, or request one GPU for each container",
+                Change(Place.ANNOTATION, ISOLATION, own),
+            )
     containers = tuple(
         structs.replace(container, held_by=demand) for container in request.containers
     )

@@ -193,9 +193,17 @@ class Capabilities(Struct, frozen=True, gc=False):
     add: tuple[str, ...] = ()
 
 
-class SecurityContext(Struct, frozen=True, gc=False):
+class PodSecurityContext(Struct, frozen=True, rename="camel", gc=False):
+    run_as_user: int | None = None
+    run_as_non_root: bool | None = None
+
+
+class SecurityContext(PodSecurityContext, frozen=True, rename="camel", gc=False):
+    """Of a container: its user, where it has one, replaces the pod's."""
+
     privileged: bool | None = None
     capabilities: Capabilities | None = None
+    allow_privilege_escalation: bool | None = None
 
 
 class HostPath(Struct, frozen=True, gc=False):
@@ -287,6 +295,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     share_process_namespace: bool = False
     runtime_class_name: str | None = None
     host_users: bool | None = None
+    security_context: PodSecurityContext | None = None
     resource_claims: tuple[PodResourceClaim, ...] = ()
     resources: Resources = Resources()
     scheduling_group: SchedulingGroup = SchedulingGroup()

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.model.change import Change, Place
 
-PatchValue = str | int | dict[str, str] | list[dict[str, str]] | msgspec.Raw
+PatchValue = str | int | bool | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 
 
 class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 _SEGMENT = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
 _ITEM_KEYS = ("name", "mountPath", "devicePath")
 """By which items of lists are named in paths."""
+_BOOLEANS = {"true": True, "false": False}
+"""Values of fields."""
 _OF_METADATA = {Place.ANNOTATION: "annotations", Place.LABEL: "labels"}
 
 Token = str | int
@@ -50,6 +52,8 @@ def json_patch(pod: Mapping[str, Any], changes: Iterable[Change]) -> tuple[Patch
             elif change.place is Place.TOLERATION:
                 value, _, effect = change.value.partition(":")
                 patch.append(path, {"key": change.name, "value": value, "effect": effect})
+            elif change.place is Place.FIELD:
+                patch.add(path, _BOOLEANS.get(change.value, change.value))
             else:
                 patch.add(path, change.value)
     return tuple(patch.operations)
@@ -62,7 +66,7 @@ class _Patch:
         self.document: Any = copy.deepcopy(document)
         self.operations: list[PatchOperation] = []
 
-    def add(self, path: Sequence[Token], value: str) -> None:
+    def add(self, path: Sequence[Token], value: str | bool) -> None:
         self._parent(path)[path[-1]] = value
         self._operation("add", path, value)
 

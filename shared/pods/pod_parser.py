@@ -55,7 +55,13 @@ from shared.pods.member_affinity import affinity_to_members, with_affinity
 from shared.pods.node_selectors import node_terms
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
-from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
+from shared.pods.pod_policy import (
+    Check,
+    PolicySubject,
+    demand_violations,
+    device_mounts,
+    violations,
+)
 from shared.pods.pod_rules import Selections, has_rules, parse_pod_rules
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
 from shared.pods.pod_volumes import ClaimUse
@@ -206,7 +212,7 @@ class PodParser:
                 spec.resources,
                 spec.resource_claims,
                 spec.scheduling_group,
-                (spec.host_network, spec.host_users),
+                (spec.host_network, spec.host_users, spec.security_context),
                 (spec.active_deadline_seconds, spec.termination_grace_period_seconds),
                 runs_on(pod.metadata),
                 [volume for volume in spec.volumes if volume != Volume(volume.name)]
@@ -259,12 +265,12 @@ class PodParser:
         if pod.spec.scheduler_name == KUBE_SCHEDULER:  # it decides by these, and no lease does
             needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
             request = structs.replace(request, node_requirements=needs)
-        if request.containers and EXEMPT not in pod.metadata.annotations:
-            self._check_device_access(view)
+        if request.containers:
+            self._check_policy(view, request)
         return request
 
-    def _check_device_access(self, pod: PodView) -> None:
-        """Raise RequestError for a pod that would see devices outside its lease.
+    def _check_policy(self, pod: PodView, request: PodRequest) -> None:
+        """Raise RequestError for a pod that would see devices outside its lease, or lift limits.
 
         The webhook denies such pods; this check is for those created while it was not running. The
         node agent checks variables, since it sees them as the kubelet does.
@@ -276,7 +282,10 @@ class PodParser:
             allow_privileged=self.allow_privileged,
             host_paths=self.host_paths,
         )
-        for fault in chain(violations(subject), device_mounts(pod.containers)):
+        faults = demand_violations(pod, request)
+        if EXEMPT not in pod.annotations:
+            faults = chain(violations(subject), device_mounts(pod.containers), faults)
+        for fault in faults:
             raise RequestError(fault.text, *fault.changes)
 
 

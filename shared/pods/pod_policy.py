@@ -34,7 +34,8 @@ from shared.dialects.reserved import (
     sets_reserved,
 )
 from shared.model.bounds import LONGEST_FIELD, cut
-from shared.model.change import Change, Hint, Place, field_removed
+from shared.model.change import Change, Hint, Place, field_removed, words
+from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 SANDBOXES = ("gvisor", "runsc")
@@ -57,6 +58,9 @@ class Check(Flag):
     """Admission of a changed pod."""
     WATCH = auto()
     """The watcher, for pods that were created while the webhook was not running."""
+    DEMAND = auto()
+    """Admission of a new pod, in every namespace, and the watcher, once the request is read: what
+    the demanded enforcer needs, for the sake of other pods."""
 
 
 ADMISSION = Check.CREATION | Check.UPDATE
@@ -101,6 +105,19 @@ def violations(subject: PolicySubject) -> Iterator[Hint]:
     for rule in RULES:
         if subject.check in rule.checks:
             yield from rule.find(subject)
+
+
+def demand_violations(pod: PodView, request: PodRequest) -> Iterator[Hint]:
+    """Yield fields of a pod that would let it lift the limits of others at its enforcer."""
+    shared = {
+        part.container
+        for part in request.containers
+        if part.held_by.by_shared_server and not part.whole
+    }
+    containers = [container for container in pod.containers if container.name in shared]
+    return violations(
+        PolicySubject(check=Check.DEMAND, pod=pod, containers=containers, gpu_containers=containers)
+    )
 
 
 def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[Hint]:
@@ -340,6 +357,36 @@ def _env_from(subject: PolicySubject) -> Broken:
                 )
 
 
+def _user_zero(subject: PolicySubject) -> Broken:
+    """Yield containers that may run programs of user 0 of their node.
+
+    A user namespace makes its user 0 another one there. A user that only the image knows may be 0.
+    """
+    spec = subject.pod.spec
+    if spec.host_users is False:
+        return
+    for container in subject.gpu_containers:
+        name = container.name
+        fault = (
+            f"container {name} could run programs of user 0, which can lift the limits of all "
+            "containers at its GPU's server of MPS"
+        )
+        if container.user == 0:
+            in_namespace = Change(Place.FIELD, "spec.hostUsers", "false")
+            yield Hint(
+                f"{fault}: set hostUsers: false of the pod, or another runAsUser of the container "
+                "and allowPrivilegeEscalation: false",
+                () if spec.host_network else (in_namespace,),
+            )
+            continue
+        not_zero = Change(Place.FIELD, "securityContext.runAsNonRoot", "true", name)
+        no_setuid = Change(Place.FIELD, "securityContext.allowPrivilegeEscalation", "false", name)
+        needs_user = container.user is None and not container.non_root
+        changes = (not_zero,) * needs_user + (no_setuid,) * container.may_escalate
+        if changes:
+            yield Hint(f"{fault}: {words(changes)}, or set hostUsers: false of the pod", changes)
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -408,5 +455,14 @@ RULES = (
         _env_from,
         "admission; the node agent, where a variable passes the devices",
         ADMISSION | Check.EXEMPTED,
+    ),
+    PodRule(
+        "`securityContext` of containers with shares of a GPU by `mps-shared`, unless the pod has "
+        "`hostUsers: false`",
+        "`runAsUser` 0, or neither another one nor `runAsNonRoot: true`; "
+        "`allowPrivilegeEscalation` but false",
+        _user_zero,
+        "admission, also in exempt namespaces; the watcher rejects the pod",
+        Check.DEMAND,
     ),
 )

@@ -17,7 +17,14 @@ from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.meant_resources import meant_part
 from shared.dialects.nvidia.dialect import PRIORITY
 from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
-from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, ObjectMeta, SecurityContext
+from shared.kubernetes.types import (
+    ApiPod,
+    ApiPodSpec,
+    Container,
+    ObjectMeta,
+    PodSecurityContext,
+    SecurityContext,
+)
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quantity import parse_quantity, parse_resources
@@ -78,7 +85,10 @@ class ContainerMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContainer(ContainerManifest):
-    """One container of any kind. Of pods of a watch, only names, amounts and paths are known."""
+    """One container of any kind.
+
+    Of pods of a watch, only names, amounts, paths and what containers run as are known.
+    """
 
     path: str
     """Its JSON pointer, such as `/spec/containers/0`."""
@@ -99,6 +109,12 @@ class PodContainer(ContainerManifest):
     privileged: bool = False
     capabilities: tuple[str, ...] = ()
     """Those that it adds."""
+    user: int | None = None
+    """As which its programs start, or None if its image decides."""
+    non_root: bool = False
+    """The kubelet does not start it as user 0."""
+    may_escalate: bool = True
+    """A program may get more privileges than the one that starts it, by a setuid file."""
     image: str = ""
     mounts: tuple[ContainerMount, ...] = ()
     target: str = ""
@@ -174,7 +190,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
         runs_on=runs_on(meta),
         has_run=pod.status.phase not in {"", "Pending"},
         containers=tuple(
-            _container(container, f"/spec/{kind}/{number}", kind)
+            _container(container, f"/spec/{kind}/{number}", kind, spec.security_context)
             for kind, containers in kinds.items()
             for number, container in enumerate(containers)
         ),
@@ -191,7 +207,9 @@ def runs_on(meta: ObjectMeta) -> bool:
     return any(owner.controller and owner.kind in NODE_OWNERS for owner in meta.owner_references)
 
 
-def _container(container: Container, path: str, kind: str) -> PodContainer:
+def _container(
+    container: Container, path: str, kind: str, of_pod: PodSecurityContext | None
+) -> PodContainer:
     resources = container.resources
     init = kind == "initContainers"
     try:
@@ -202,6 +220,8 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
     full = container if isinstance(container, FullContainer) else FullContainer()
     variables = {variable.name: variable for variable in full.env}
     security = container.security_context or SecurityContext()
+    of_pod = of_pod or PodSecurityContext()
+    non_root = security.run_as_non_root
     return PodContainer(
         path=path,
         name=container.name,
@@ -221,6 +241,9 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
         target=full.target_container_name,
         privileged=bool(security.privileged),
         capabilities=security.capabilities.add if security.capabilities else (),
+        user=of_pod.run_as_user if security.run_as_user is None else security.run_as_user,
+        non_root=bool(of_pod.run_as_non_root if non_root is None else non_root),
+        may_escalate=security.allow_privilege_escalation is not False,
     )
 
 

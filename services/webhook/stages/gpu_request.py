@@ -15,6 +15,7 @@ from services.webhook.pod_admission import (
     Changes,
     PodAdmission,
     denial_by,
+    denial_of,
 )
 from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
@@ -30,6 +31,7 @@ from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION
 from shared.model.requests.request import PodRequest
+from shared.pods.pod_policy import demand_violations
 from shared.pods.pod_view import PodContainer, PodView
 
 MOST_WARNINGS = 10
@@ -112,7 +114,11 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
         # What is missing is probably what was written wrongly.
         return request if amount is None else Denial(BAD_REQUEST, amount.text, amount.changes)
     excess = too_large(request, pod.containers, admission.largest)
-    denial = _check_annotations(pod) or _check_misplaced(request, misplaced)
+    denial = (
+        _check_annotations(pod)
+        or _check_misplaced(request, misplaced)
+        or denial_of(demand_violations(pod, request))
+    )
     if excess is not None and not policy.allow_larger_requests:
         denial = denial or excess
     if denial is not None:

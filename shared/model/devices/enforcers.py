@@ -96,6 +96,11 @@ class HeldBy(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     memory: MemoryEnforcer | None = None
     compute: ComputeEnforcer | None = None
 
+    @property
+    def by_shared_server(self) -> bool:
+        """Whether a server of MPS that other pods use has to hold something."""
+        return "mps-shared" in (self.memory, self.compute)
+
     def __str__(self) -> str:
         words = {"memory": self.memory, "compute": self.compute}
         return ",".join(f"{what}={word}" for what, word in words.items() if word is not None)

@@ -171,8 +171,12 @@ ANNOTATIONS = (
     *(annotated("hami.io/node-scheduler-policy", value) for value in ("bin-pack", "random")),
     *(
         annotated("leasehold.dev/isolation", value)
-        for value in ("strong", "Strict", "hami", "memory=mig", "compute=mps,memory=hami-core", "x")
+        for value in (
+            *("strong", "Strict", "hami", "memory=mig", "compute=mps,memory=hami-core", "x"),
+            *("mps_shared", "mps-shared", "compute=mps-shared,memory=mps"),
+        )
     ),
+    annotated("leasehold.dev/isolation", "mps-shared", T4 | {"nvidia.com/gpu": "2"}),
     *(
         annotated(f"leasehold.dev/{key}", value)
         for key in ("max-run-time", "expected-run-time")
@@ -240,6 +244,11 @@ def secured(**context: Any) -> Pod:
     return pod(container("main", T4, securityContext=context))
 
 
+def demanding_server(**context: Any) -> Pod:
+    main = container("main", T4, securityContext=context)
+    return pod(main, notes={"leasehold.dev/isolation": "mps-shared"})
+
+
 FIELDS = {
     "nodeName": of(T4, nodeName="a"),
     "hostPID": of(T4, hostPID=True),
@@ -250,6 +259,9 @@ FIELDS = {
     "privileged": secured(privileged=True),
     "capability": secured(capabilities={"add": ["NET_ADMIN", "SYS_ADMIN"]}),
     "two capabilities": secured(capabilities={"add": ["CAP_SYS_PTRACE", "ALL"]}),
+    "user 0 at a shared server of MPS": demanding_server(runAsUser=0),
+    "an unknown user at a shared server of MPS": demanding_server(),
+    "setuid at a shared server of MPS": demanding_server(runAsUser=1000),
     "tmp with subPath": mounted("/tmp", subPath="tmp"),
     "tmp read only": mounted("/tmp", readOnly=True),
     "etc": mounted("/etc"),
