@@ -134,6 +134,7 @@ class SharedServers:
         self.probe_program = tuple(probe)
         self.proc = proc
         self.probe_s = PROBE_S
+        self.ready_s = READY_S
         self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
 
     async def missing_reason(self) -> str:
@@ -289,11 +290,11 @@ class SharedServers:
 
     async def _await_ready(self, control: MpsControl) -> None:
         """Wait until the server has opened its GPU; one that cannot ends by itself."""
-        until = time.monotonic() + READY_S
+        until = time.monotonic() + self.ready_s
         while (status := await self._status(control)) != READY:
             if time.monotonic() > until:
                 raise UnavailableError(
-                    f"the server of MPS is {status or 'missing'} {READY_S:g} s after its start: "
+                    f"the server of MPS is {status or 'missing'} {self.ready_s:g} s after its start: "
                     f"see {control.logs}"
                 )
             await asyncio.sleep(LOOK_S)

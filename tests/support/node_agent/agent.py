@@ -321,3 +321,12 @@ async def one_node_cluster(
             yield OneNodeCluster(api, node, root, gpus=gpus, changes=changes, **own)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def make_process(cluster: OneNodeCluster, pid: int, uid: PodUid, container_id: str) -> None:
+    """Have the node's `/proc` show a process of a container."""
+    folder = cluster.root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "cgroup").write_text(f"0::/kubepods/pod{uid}/{container_id}\n")
+    (folder / "status").write_text("NSpid:\t1\n")
+    (folder / "stat").write_text(f"{pid} (x) S " + "0 " * 48)

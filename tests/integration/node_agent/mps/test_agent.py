@@ -12,6 +12,7 @@ from msgspec import structs
 
 from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
+from services.node_agent.mps import watch
 from services.node_agent.mps.daemon import MpsTarget
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.service import NodeAgent
@@ -20,7 +21,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationReason
 from shared.model.events.request_reply import LimitsRequest
 from shared.model.leases.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import NodeName
 from shared.model.requests.claim import DraMode, device_name
 from simcluster.apimachinery import schemas
 from simcluster.apimachinery.objects import Json
@@ -35,6 +36,7 @@ from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
     lease_of,
+    make_process,
     one_node_cluster,
     share,
 )
@@ -57,6 +59,7 @@ async def cluster(
 ) -> AsyncIterator[OneNodeCluster]:
     assert driver_folder.is_dir()
     monkeypatch.setenv(VARIABLE, "")  # the agent sets it
+    monkeypatch.setattr(watch, "PROBE_S", 3600.0)  # tests probe by themselves
     async with one_node_cluster("1xT4") as cluster:
         cluster.changes |= {"gpu_driver_dir": cluster.root / "gpus", "mps": "private"}
         try:
@@ -201,20 +204,19 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
             await until(lambda: control(cluster, lease).clients == [load.pid])
             [listed] = await agent.node.kubelet.list_pods()
             now = agent.node.clock.now()
-            watch = agent.mps
 
             async def deleted() -> Any:
                 return (replace(listed, killed_at=now + 3600),)
 
             agent.node.kubelet.list_pods = deleted  # type: ignore[method-assign]
-            await watch.drain_once()
+            await agent.mps.drain_once()
             assert control(cluster, lease).clients == [load.pid]
 
             async def killed_soon() -> Any:
                 return (replace(listed, killed_at=agent.node.clock.now() + 0.1),)
 
             agent.node.kubelet.list_pods = killed_soon  # type: ignore[method-assign]
-            await watch.drain_once()
+            await agent.mps.drain_once()
             await until(lambda: not control(cluster, lease).clients)  # its own loop may be at it
             assert load.do("alloc 1m") == "error 810"
         finally:
@@ -283,14 +285,6 @@ async def test_a_process_that_is_no_client_of_its_server_is_a_violation(
         [violation] = agent.usage.audit.violations
         assert violation.reason is ViolationReason.MPS_BYPASSED
         assert "(PIDs 71 on the node)" in violation.message
-
-
-def make_process(cluster: OneNodeCluster, pid: int, uid: PodUid, container_id: str) -> None:
-    folder = cluster.root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (folder / "cgroup").write_text(f"0::/kubepods/pod{uid}/{container_id}\n")
-    (folder / "status").write_text("NSpid:\t1\n")
-    (folder / "stat").write_text(f"{pid} (x) S " + "0 " * 48)
 
 
 async def test_the_size_of_a_running_container_does_not_change(cluster: OneNodeCluster) -> None:

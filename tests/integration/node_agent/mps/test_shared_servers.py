@@ -26,6 +26,7 @@ from tests.support.gpu_driver import GpuDriver, GpuLoad, gpu
 from tests.support.mps import ControlDaemon
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only user 0 may own such a server")
 ONE = gpu(1)
 GPU = DeviceUuid(ONE.uuid)
 FIRST = MpsTarget(PodUid("pod-1"), "main", GPU)
@@ -43,8 +44,7 @@ async def servers(driver: GpuDriver) -> AsyncIterator[SharedServers]:
     driver.create(ONE)
     root = Path(tempfile.mkdtemp(prefix="lh-mps-"))
     variables = [f"{name}={value}" for name, value in driver.environment.items()]
-    program = ("env", *variables, *command())
-    made = SharedServers(root, program=program, probe=("env", *variables, *PROBE))
+    made = SharedServers(root, program=command(), probe=("env", *variables, *PROBE))
     yield made
     driver.close()
     fail(made)
@@ -218,6 +218,22 @@ async def test_a_namespace_goes_when_its_last_client_has_and_the_server_with_the
     await servers.stop(SECOND, fence=2)
     assert not await servers.list()
     assert not (servers.root / shared_daemon_name(GPU)).exists()
+
+
+async def test_a_server_that_does_not_open_its_gpu_is_ended_and_refused(
+    servers: SharedServers,
+) -> None:
+    servers.ready_s = 0.5
+    directory = servers.root / shared_daemon_name(GPU)
+    directory.mkdir(parents=True)
+    fail(servers, missing=[GPU])
+
+    with pytest.raises(UnavailableError, match=r"is missing 0\.5 s after its start"):
+        await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
+
+    assert (await servers.get(FIRST)).problem == NOT_RUNNING
+    fail(servers)
+    assert (await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))).held_percent() == 25
 
 
 FORGER = """
