@@ -130,6 +130,16 @@ def test_a_lease_says_what_holds_it(offer: Offer, demand: str, held: tuple[str, 
 
 
 @pytest.mark.parametrize(
+    ("memory", "compute"),
+    [("mps", "none"), ("mps", "mps-shared"), ("mps-shared", "mps"), ("mps-shared", "none")],
+)
+def test_where_mps_holds_memory_the_same_server_holds_the_cores(memory: Any, compute: Any) -> None:
+    demand = HeldBy(memory=memory, compute=compute)
+
+    assert EVERY_MPS.holding(demand, mode="", capped=True) is None
+
+
+@pytest.mark.parametrize(
     ("offer", "demand", "code", "reason"),
     [
         (MPS, "driver", "GpuEnforcerMissing", "demands memory=driver, and it offers mps, hami"),
