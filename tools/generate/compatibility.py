@@ -313,8 +313,14 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_variables_of_mps_that_the_agent_did_not_set_are_refused_before_the_start",
             "test_a_container_gets_its_own_daemon_and_no_library",
         ),
+        37: (
+            "test_user_0_is_kept_from_a_shared_server_by_webhook_and_watcher",
+            "test_containers_that_are_not_user_0_may_have_shares_by_a_shared_server",
+        ),
         38: (
             "test_directories_of_daemons_are_disjoint_and_short",
+            "test_containers_of_a_gpu_mount_disjoint_directories_below_that_of_its_server",
+            "test_the_directory_of_a_container_has_only_its_own_socket",
             "test_pods_may_not_mount_over_the_directory_of_their_daemon",
         ),
         39: ("test_no_container_starts_while_its_daemon_does_not_have_its_limits",),
@@ -322,6 +328,8 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_a_daemon_that_died_is_reported_and_runs_again_with_its_limits",
             "test_limits_that_were_changed_are_set_again_also_those_of_a_server",
             "test_a_process_that_is_no_client_of_its_server_is_a_violation",
+            "test_a_program_in_the_namespace_of_another_container_is_a_violation",
+            "test_what_was_killed_is_started_again_with_all_namespaces",
         ),
         41: (
             "test_clients_are_ended_shortly_before_the_kill_and_never_in_the_first_half_of_the_grace_period",
@@ -329,9 +337,14 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         42: (
             "test_a_wedged_server_closes_its_gpu_until_it_is_repaired_and_says_what_was_done",
             "test_ending_a_client_that_does_not_return_counts_as_a_wedge",
+            "test_a_wedged_server_is_repaired_once_for_all_its_containers_which_are_told",
         ),
-        45: ("test_percentages_and_pids_of_seven_digits_are_read",),
+        45: (
+            "test_percentages_and_pids_of_seven_digits_are_read",
+            "test_rows_that_a_program_adds_by_its_command_line_are_not_believed",
+        ),
         46: (
+            "test_a_namespace_goes_when_its_last_client_has_and_the_server_with_the_last",
             "test_a_containers_programs_are_clients_of_its_own_daemon_and_have_its_limits",
             "test_an_older_fence_changes_nothing",
         ),
@@ -371,8 +384,6 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "enforcers": {
         **dict.fromkeys((6, 11, 14, 29, 31, 32, 36), _NEEDS_615),
         **dict.fromkeys((34, 35, 43, 44, 49, 50), _NEEDS_GPU),
-        37: "one server of MPS for several containers, which needs the driver R615, is not built: "
-        "[each container has its own](../docs/mps.md)",
         56: "nothing freezes or locks programs: what breaks a limit is "
         "[reported, and its pod may be evicted](../docs/devices.md#violations)",
     },

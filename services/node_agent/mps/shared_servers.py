@@ -294,8 +294,8 @@ class SharedServers:
         while (status := await self._status(control)) != READY:
             if time.monotonic() > until:
                 raise UnavailableError(
-                    f"the server of MPS is {status or 'missing'} {self.ready_s:g} s after its start: "
-                    f"see {control.logs}"
+                    f"the server of MPS is {status or 'missing'} {self.ready_s:g} s after its "
+                    f"start: see {control.logs}"
                 )
             await asyncio.sleep(LOOK_S)
 

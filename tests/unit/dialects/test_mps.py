@@ -1,5 +1,6 @@
 """Containers whose shares MPS holds: variables, the directory of their daemon, and its limits."""
 
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -7,7 +8,13 @@ import pytest
 from shared.dialects import DIALECTS
 from shared.dialects.compute_time import mounted_at
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.dialects.mps import PIPES, daemon_name, thread_percent, with_mps
+from shared.dialects.mps import (
+    PIPES,
+    daemon_name,
+    shared_daemon_name,
+    thread_percent,
+    with_mps,
+)
 from shared.dialects.protected_paths import lease_conflict
 from shared.model.leases.lease import Share
 from shared.model.names import DeviceUuid, PodUid
@@ -45,6 +52,22 @@ def test_directories_of_daemons_are_disjoint_and_short() -> None:
 
     assert len(names) == 100
     assert {len(name) for name in names} == {16}
+
+
+def test_containers_of_a_gpu_mount_disjoint_directories_below_that_of_its_server() -> None:
+    part = share(memory_mib=1000, cores_percent=10, **dict.fromkeys(HELD, "mps-shared"))
+    setups = [
+        with_mps(ContainerSetup(), (part,), PodUid(f"uid-{n}"), name, PATHS)
+        for n in range(50)
+        for name in ("main", "side")
+    ]
+
+    mounts = [mounted_at(setup, PIPES) for setup in setups]
+    paths = {PurePosixPath(mount.host_path) for mount in mounts if mount is not None}
+    assert len(paths) == 100
+    [server] = {path.parent for path in paths}
+    assert server == PurePosixPath("/s/mps") / shared_daemon_name(part.device) / "pipe" / "gpu"
+    assert {len(path.name) for path in paths} == {16}
 
 
 def test_memory_that_the_driver_holds_has_no_limit_by_mps() -> None:
