@@ -23,6 +23,7 @@ from tests.support.build import lease, share
 PATHS = Paths(library="/l/libvgpu.so", preload="/l/hami", containers="/c", mps="/s/mps")
 OTHER = DeviceUuid("GPU-other")
 HELD: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+SHARED: dict[str, Any] = dict.fromkeys(HELD, "mps-shared")
 
 
 def setup_of(*shares: Share, dialect: str = "volcano-vgpu") -> ContainerSetup:
@@ -55,9 +56,10 @@ def test_directories_of_daemons_are_disjoint_and_short() -> None:
 
 
 def test_containers_of_a_gpu_mount_disjoint_directories_below_that_of_its_server() -> None:
-    part = share(memory_mib=1000, cores_percent=10, **dict.fromkeys(HELD, "mps-shared"))
+    part = share(memory_mib=1000, cores_percent=10, **SHARED)
+    plain = setup_of(share(memory_mib=1000))
     setups = [
-        with_mps(ContainerSetup(), (part,), PodUid(f"uid-{n}"), name, PATHS)
+        with_mps(plain, (part,), PodUid(f"uid-{n}"), name, PATHS)
         for n in range(50)
         for name in ("main", "side")
     ]
