@@ -147,6 +147,18 @@ def test_a_limit_of_a_server_with_all_gpus_of_a_node_holds_on_each(
     daemon.close()
 
 
+def test_without_multi_user_mode_only_the_owner_of_a_server_is_its_client(tmp_path: Path) -> None:
+    daemon = ControlDaemon(pipes=tmp_path / "p", logs=tmp_path / "l")
+    daemon.start("-p", "3")
+    done(daemon, "server create own", "server create --uid=65534")
+
+    assert granted(daemon, "own") == ["100"]
+    assert granted(daemon, "uid_65534") == []  # refused
+    done(daemon, "server set uid_65534 --uid=0")
+    assert granted(daemon, "uid_65534") == ["100"]
+    daemon.close()
+
+
 def test_lists_and_single_fields_show_what_is_set_and_a_dash_for_what_is_not(
     daemon: ControlDaemon,
 ) -> None:
@@ -327,7 +339,8 @@ def test_a_daemon_can_ignore_limits_hang_or_be_silent(
     daemon.fail(ignores_limits=True)
     done(daemon, "server create gpu0", "server set gpu0 --pinned-memory-limit=1G")
     assert done(daemon, "namespace get default gpu0 pinned-memory-limit") == "-\n"
-    load, pid = client(driver, daemon, "gpu0"), pid_of(daemon, "gpu0")
+    load = client(driver, daemon, "gpu0")
+    pid = pid_of(daemon, "gpu0")
     daemon.fail(terminate_hangs=True)
     assert hangs(daemon, "command\0client\0terminate\0" + str(load.pid))
     daemon.fail(silent=True)
