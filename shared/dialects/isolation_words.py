@@ -82,7 +82,8 @@ def _check_together(demand: HeldBy) -> None:
                 f"annotation {ISOLATION} is {demand}: {word} holds memory and cores: write {word}",
                 Change(Place.ANNOTATION, ISOLATION, word),
             )
-    memory, compute = demand.memory, demand.compute
+    memory = demand.memory
+    compute = demand.compute
     if memory is not None and memory in MPS and compute not in {None, MPS[memory]}:
         raise RequestError(
             f"annotation {ISOLATION} is {demand}: where {LABELS[memory]} holds memory it holds the "
