@@ -154,8 +154,8 @@ def warnings(pod: PodManifest) -> Iterable[str]:
         yield f"annotation {key} has no effect: {_NO_MORE}"
     if wish.by_mps:
         yield (
-            "the pod demands MPS, which nodes offer only where --mps of their agents is set, and "
-            "waits until one does: "
+            "the pod demands MPS, which nodes offer only where --mps of their agents is private, "
+            "and waits until one does: "
             f"without {words.MPS} and {words.SM_SHARING} the same part is held otherwise"
         )
     if words.QUEUE in pod.labels:

@@ -153,7 +153,7 @@ def test_the_words_in_a_pod_of_another_scheduler_are_warned_of_and_have_no_effec
         ),
         (
             {"mps": "true"},
-            "the pod demands MPS, which nodes offer only where --mps of their agents is set",
+            "the pod demands MPS, which nodes offer only where --mps of their agents is private",
         ),
         ({}, "kai.scheduler/queue has no effect: there are no queues"),
     ],
