@@ -481,8 +481,9 @@ def _holding_reason(request: GpuRequest, device: Device, mode: SharingMode | Lit
     if demanded:
         offered = ", ".join(dict.fromkeys((*device.offer.memory, *device.offer.compute)))
         text = f"the pod demands {request.held_by}, and it offers {offered or 'none'}"
-        reasons = f": {device.missing_text}" if device.missing else ""
-        return Denial("GpuEnforcerMissing", f"{text}{reasons}")
+        words = (request.held_by.memory, request.held_by.compute)
+        reasons = [lacks.reason for lacks in device.missing if lacks.name in words]
+        return Denial("GpuEnforcerMissing", f"{text}: {'; '.join(reasons)}" if reasons else text)
     usual = [lacks.reason for lacks in device.missing if lacks.name in MEMORY_BY_DEFAULT]
     return Denial("GpuNotIsolated", "; ".join(reversed(usual)) or "limits would not be enforced")
 

@@ -8,7 +8,14 @@ from msgspec import structs
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.isolation_words import parse_isolation
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.devices.enforcers import NOTHING_OFFERED, Enforcer, HeldBy, MissingEnforcer, Offer
+from shared.model.devices.enforcers import (
+    HAMI_CORE_ALONE,
+    NOTHING_OFFERED,
+    Enforcer,
+    HeldBy,
+    MissingEnforcer,
+    Offer,
+)
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, Namespace
 from shared.model.requests.placement import Placement
@@ -174,6 +181,18 @@ def test_without_a_demand_what_is_usual_is_missing_the_library_first() -> None:
 
     assert not isinstance(answer, Placement)
     assert answer.nearest_nodes[0].devices[0].reason == "no hami-core; no driver"
+
+
+def test_with_a_demand_only_what_it_names_is_said_to_be_missing() -> None:
+    names: tuple[Enforcer, ...] = "driver", "mps", "mps-shared", "time"
+    missing = tuple(MissingEnforcer(name=name, reason=f"no {name}") for name in names)
+    card = device(offer=HAMI_CORE_ALONE, missing=missing)
+
+    answer = Cluster(ledger_node("n", card)).place(part_of("memory=driver,compute=mps-shared"))
+
+    assert not isinstance(answer, Placement)
+    [reason] = [shown.reason for shown in answer.nearest_nodes[0].devices]
+    assert reason.endswith("it offers hami-core: no driver; no mps-shared")
 
 
 @pytest.mark.parametrize(
