@@ -257,16 +257,17 @@ class PlannedPreemptions:
             for victim in preemption.victims
             for holder in victim.leases
         ]
+        holders = [holder for preemption in wanting for holder in preemption.holders]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
-        loaded = await self.ledger.load([*pending, *victims])
+        loaded = await self.ledger.load([*holders, *victims])
         leases = {lease.pod: lease for lease in loaded if lease}
         missing = [pod for pod in pending if pod not in waiting and pod not in leases]
         gone = await self.ledger.waiting_pods.list_gone(missing) if missing else set[PodUid]()
         return [
             ObservedPreemption(
                 waiting=[waiting[pod] for pod in preemption.pods if pod in waiting],
-                leases=[leases[pod] for pod in preemption.pods if pod in leases],
+                leases=[leases[holder] for holder in preemption.holders if holder in leases],
                 gone=gone.intersection(preemption.pods),
                 leased_victims=leases.keys()
                 & {holder for victim in preemption.victims for holder in victim.leases},
@@ -394,8 +395,7 @@ class PlannedPreemptions:
             REASON: reason,
             REASON_CODE: str(victim.cause),
         }
-        beneficiaries = [wanted.pod for wanted in preemption.wanted]
-        self.tracing.record_after_start("evict pod", facts, beneficiaries)
+        self.tracing.record_after_start("evict pod", facts, preemption.pods)
 
     async def _reserve(
         self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]

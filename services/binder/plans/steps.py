@@ -78,6 +78,8 @@ def next_step(
     announced = preemption.stage is PreemptionStage.ANNOUNCED
     table = (
         (has_lease and bool(preemption.left), Step.CANCEL),
+        # kube-scheduler binds the pod of a claim, once it has written the claim's allocation.
+        (has_lease and reserved and preemption.claiming is not None, Step.WAIT),
         (has_lease and reserved, Step.BIND),
         (has_lease or handed, Step.CLOSE),
         (bool(reason), Step.CANCEL),
@@ -106,6 +108,8 @@ def _cancel_reason(
     if observed.gone:
         return _of_gang(preemption, "the pending pod is gone")
     if pending is not None and not read.claimed:
+        if preemption.claiming is not None:
+            return "what was reserved for its ResourceClaim was allocated, and given back"
         return "the state in Redis was rebuilt meanwhile"
     if now >= preemption.expires_at:
         return "it took too long"
@@ -219,5 +223,5 @@ def _victim_event(victim: Victim, text: str, *, warning: bool = True) -> Kuberne
 def _pending_events(preemption: Preemption, text: str, *, warning: bool) -> list[KubernetesEvent]:
     by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in preemption.victims)
     reason = PRIORITY if by_priority else BUDGET
-    shown_to = preemption.wanted[:MOST_START_EVENTS]
+    shown_to = preemption.preemptors[:MOST_START_EVENTS]
     return [event_of(pod, reason, text, warning=warning) for pod in shown_to]

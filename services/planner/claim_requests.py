@@ -1,0 +1,148 @@
+"""The GPUs that a ResourceClaim requests, as a pod requests them by resource names; pure.
+
+Only of claims that any kube-scheduler allocates wherever the ledger has room: what is read strictly
+leaves out claims with selectors, constraints, tolerations, prioritized lists, parameters and
+administrative access, and whatever later versions of Kubernetes add.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from shared.kubernetes.resource_claims import MIB, ResourceClaimStatus
+from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.model.devices.enforcers import NO_DEMAND, HeldBy
+from shared.model.errors import UNDECODABLE, RequestError
+from shared.model.names import PodUid
+from shared.model.quantity import parse_count
+from shared.model.requests.claim import CORES, DRIVER, MEMORY
+from shared.model.requests.request import ALL_PERCENT, LEAST_SHARE_MIB, GpuRequest
+from shared.placing.starts import WaitingClaim
+
+CLASSES = (f"{DRIVER}", f"whole-{DRIVER}")
+"""DeviceClasses for parts of GPUs and for whole ones, as the component `dra` has them."""
+SELECTOR = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
+"""Their only selector."""
+MOST_DEVICES = 32
+"""Of a claim, by Kubernetes."""
+
+
+class _Capacity(Struct, frozen=True, forbid_unknown_fields=True):
+    requests: Quantities = {}
+
+
+class _Request(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    device_class_name: str
+    allocation_mode: str = "ExactCount"
+    count: int = 1
+    capacity: _Capacity = _Capacity()
+
+
+class _NamedRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    exactly: _Request
+
+
+class _Devices(Struct, frozen=True, forbid_unknown_fields=True):
+    requests: tuple[_NamedRequest, ...]
+
+
+class _ClaimSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    devices: _Devices
+
+
+class _Expression(Struct, frozen=True, forbid_unknown_fields=True):
+    expression: str
+
+
+class _Selector(Struct, frozen=True, forbid_unknown_fields=True):
+    cel: _Expression
+
+
+class _ClassSpec(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    selectors: tuple[_Selector, ...]
+    extended_resource_name: str = ""
+
+
+class ClaimWithSpec(Struct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    spec: Raw = Raw(b"{}")
+    status: ResourceClaimStatus = ResourceClaimStatus()
+
+
+class ClassWithSpec(Struct, frozen=True):
+    spec: Raw = Raw(b"{}")
+
+
+class ClaimDemand(NamedTuple):
+    claim: WaitingClaim
+    containers: tuple[GpuRequest, ...]
+    """Its requests, each with the name of one."""
+
+
+def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:
+    """Return what a claim without an allocation requests of our GPUs.
+
+    None if it is allocated, or if the ledger does not know all that kube-scheduler decides by.
+    `classes` are DeviceClasses by name, as far as there are any.
+    """
+    owners = claim.metadata.owner_references
+    is_of_one_pod = any(owner.controller and owner.kind == "Pod" for owner in owners)
+    try:
+        requests = msgspec.json.decode(claim.spec, type=_ClaimSpec).devices.requests
+        containers = tuple(_gpu_request(each, is_of_one_pod=is_of_one_pod) for each in requests)
+    except (*UNDECODABLE, RequestError):
+        return None
+    gpus = sum(container.gpus for container in containers)
+    needed = {request.exactly.device_class_name for request in requests}
+    is_simple = all(name in classes and _is_shipped(classes[name]) for name in needed)
+    if claim.status.allocation is not None or not is_simple or not 0 < gpus <= MOST_DEVICES:
+        return None
+    waiting = WaitingClaim(claim=PodUid(claim.metadata.uid), name=claim.metadata.name)
+    return ClaimDemand(waiting, containers)
+
+
+def _gpu_request(named: _NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
+    """Return the same share of each device. Raises RequestError if the request is for others.
+
+    A part needs a device on which cores are left, as slices list no other, and the driver holds no
+    part of a claim that several pods may use.
+    """
+    request = named.exactly
+    amounts = request.capacity.requests
+    if (
+        request.device_class_name not in CLASSES
+        or request.allocation_mode != "ExactCount"
+        or request.count < 1
+        or not amounts.keys() <= {MEMORY, CORES}
+    ):
+        raise RequestError(f"request {named.name} is not for GPUs alone")
+    cores_percent = parse_count(amounts.get(CORES, 0))
+    if not 0 <= cores_percent <= ALL_PERCENT:
+        raise RequestError(f"request {named.name} has {cores_percent} percent of the cores")
+    if MEMORY not in amounts:
+        whole = cores_percent in {0, ALL_PERCENT}
+        return GpuRequest(
+            container=named.name,
+            gpus=request.count,
+            cores_percent=ALL_PERCENT if whole else cores_percent,
+            whole=whole,
+        )
+    return GpuRequest(
+        container=named.name,
+        gpus=request.count,
+        memory_bytes=max(parse_count(amounts[MEMORY]), LEAST_SHARE_MIB * MIB),
+        cores_percent=cores_percent,
+        held_by=NO_DEMAND if is_of_one_pod else HeldBy(memory="hami-core"),
+    )
+
+
+def _is_shipped(device_class: ClassWithSpec) -> bool:
+    """Return whether a DeviceClass selects what ours do, and says nothing else."""
+    try:
+        spec = msgspec.json.decode(device_class.spec, type=_ClassSpec)
+    except UNDECODABLE:
+        return False
+    return [selector.cel.expression for selector in spec.selectors] == [SELECTOR]
