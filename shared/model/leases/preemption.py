@@ -138,6 +138,10 @@ class Preemption:
         return tuple(reservation.pod for reservation in self.wanted)
 
     @property
+    def devices(self) -> frozenset[DeviceUuid]:
+        return devices_of(self.wanted)
+
+    @property
     def preemptor_namespace(self) -> Namespace:
         """Empty if it is for no pod."""
         return self.wanted[0].namespace if self.wanted else Namespace("")
