@@ -15,7 +15,7 @@ from shared.model.leases.ledger import (
     waits_for_kube_scheduler,
 )
 from shared.model.leases.preemption import PreemptionStage
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import PREEMPTIBLE, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from tests.support.placer.ledger import share
 from tests.support.planner.scene import Scene, waiting_pod
@@ -24,7 +24,7 @@ from tools.generate.pages import ROOT
 API = "/apis/resource.k8s.io/v1"
 CLASSES = ROOT / "k8s" / "components" / "dra" / "device-classes.yaml"
 SIZE = 16_000
-PART = {"capacity": {"requests": {"memory": "8Gi", "cores": "50"}}}
+PART: dict[str, Any] = {"capacity": {"requests": {"memory": "8Gi", "cores": "50"}}}
 
 
 async def claim(at: Scene, name: str = "gpu", **exactly: Any) -> PodUid:
@@ -77,8 +77,10 @@ async def test_what_evictions_free_is_kept_for_the_claim_and_only_it(
     await at.evict(binder)
     assert await at.is_deleting(old.name)
     assert (await at.state()).preemption_for(pod) is not None
+    assert binder.agents.renewed == []
     await at.terminate(old)
     assert await at.steps(binder, 2) == []
+    assert binder.agents.renewed == ["a"]
 
     assert await at.thief()
     assert isinstance(await allocated(at, other), NoCapacity)
@@ -93,16 +95,19 @@ async def test_what_evictions_free_is_kept_for_the_claim_and_only_it(
     assert "1 pod is evicted for it on a" in at.reports.of("new")[0]
 
 
+@pytest.mark.parametrize("at", [2], indirect=True)
 async def test_a_claim_that_is_allocated_elsewhere_ends_its_plan_and_nobody_is_evicted(
     at: Scene,
 ) -> None:
-    old = await at.running("old", mib=9_000)
+    old = await at.running("old", mib=SIZE)
+    ends = await at.running("ends", gpu=1, mib=SIZE, labels={PREEMPTIBLE: "false"})
     _, uid = await claiming(at)
     binder = at.binder()
     await binder.preempt()
     assert await at.stages() == [PreemptionStage.ANNOUNCED]
 
-    reserved = await allocated(at, uid, mib=4_000)
+    await at.terminate(ends)
+    reserved = await allocated(at, uid, gpu=1)
     assert isinstance(reserved, ReservedLease)
     await at.ledger.bind([reserved.lease])
     at.clock.advance(30)
