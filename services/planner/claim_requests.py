@@ -13,18 +13,26 @@ from msgspec import Raw, Struct
 
 from shared.kubernetes.resource_claims import MIB, ResourceClaimStatus
 from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.model.bounds import check_bounds
 from shared.model.devices.enforcers import NO_DEMAND, HeldBy
 from shared.model.errors import UNDECODABLE, RequestError
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DRIVER, MEMORY
-from shared.model.requests.request import ALL_PERCENT, LEAST_SHARE_MIB, GpuRequest
+from shared.model.requests.request import (
+    ALL_PERCENT,
+    LEAST_SHARE_MIB,
+    GpuRequest,
+    NodeTerm,
+    PodRequest,
+)
 from shared.placing.starts import WaitingClaim
 
 CLASSES = (f"{DRIVER}", f"whole-{DRIVER}")
 """DeviceClasses for parts of GPUs and for whole ones, as the component `dra` has them."""
 SELECTOR = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
 """Their only selector."""
+NODE_NAME = "metadata.name"
 MOST_DEVICES = 32
 """Of a claim, by Kubernetes."""
 
@@ -80,6 +88,19 @@ class ClaimDemand(NamedTuple):
     claim: WaitingClaim
     containers: tuple[GpuRequest, ...]
     """Its requests, each with the name of one."""
+    unlisted: tuple[NodeName, ...] = ()
+    """Nodes without ResourceSlices, of which kube-scheduler allocates nothing."""
+
+    def added_to(self, request: PodRequest) -> PodRequest:
+        """Return a pod's request as if it had the claim's devices by resource names."""
+        needs = request.node_requirements
+        if self.unlisted:
+            listed = NodeTerm(key=NODE_NAME, operator="NotIn", values=self.unlisted, field=True)
+            required = tuple((*term, listed) for term in needs.required or ((),))
+            needs = msgspec.structs.replace(needs, required=required)
+        return msgspec.structs.replace(
+            request, containers=self.containers, node_requirements=needs
+        )
 
 
 def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:
@@ -92,7 +113,8 @@ def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> Cla
     is_of_one_pod = any(owner.controller and owner.kind == "Pod" for owner in owners)
     try:
         requests = msgspec.json.decode(claim.spec, type=_ClaimSpec).devices.requests
-        containers = tuple(_gpu_request(each, is_of_one_pod=is_of_one_pod) for each in requests)
+        containers = tuple(_gpu_request(named, is_of_one_pod=is_of_one_pod) for named in requests)
+        check_bounds(PodRequest(containers=containers), f"ResourceClaim {claim.metadata.name}")
     except (*UNDECODABLE, RequestError):
         return None
     gpus = sum(container.gpus for container in containers)
@@ -120,8 +142,6 @@ def _gpu_request(named: _NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
     ):
         raise RequestError(f"request {named.name} is not for GPUs alone")
     cores_percent = parse_count(amounts.get(CORES, 0))
-    if not 0 <= cores_percent <= ALL_PERCENT:
-        raise RequestError(f"request {named.name} has {cores_percent} percent of the cores")
     if MEMORY not in amounts:
         whole = cores_percent in {0, ALL_PERCENT}
         return GpuRequest(
@@ -130,10 +150,13 @@ def _gpu_request(named: _NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
             cores_percent=ALL_PERCENT if whole else cores_percent,
             whole=whole,
         )
+    memory_bytes = parse_count(amounts[MEMORY])
+    if memory_bytes < 0:
+        raise RequestError(f"request {named.name} has {memory_bytes} bytes of memory")
     return GpuRequest(
         container=named.name,
         gpus=request.count,
-        memory_bytes=max(parse_count(amounts[MEMORY]), LEAST_SHARE_MIB * MIB),
+        memory_bytes=max(memory_bytes, LEAST_SHARE_MIB * MIB),
         cores_percent=cores_percent,
         held_by=NO_DEMAND if is_of_one_pod else HeldBy(memory="hami-core"),
     )

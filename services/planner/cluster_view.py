@@ -34,6 +34,9 @@ MOST_UNSEEN = 64
 """Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
 CLAIM_S = 15.0
 """A ResourceClaim for which a pod waits, and its DeviceClass, are read again after this time."""
+UNLISTED_S = 60.0
+"""For so long, no plan for a ResourceClaim has a node that had no ResourceSlices."""
+MOST_UNLISTED = 1_024
 MOST_CLAIMING = 16_384
 """Pods of which is kept what they wait for."""
 
@@ -62,6 +65,10 @@ class PodReader(Protocol):
 
     async def get_class(self, name: str) -> ClassWithSpec | None:
         """Return the DeviceClass as it is now, or None if there is none."""
+        ...
+
+    async def has_slices(self, node: NodeName) -> bool:
+        """Return whether the node's agent lists its devices for ResourceClaims."""
         ...
 
 
@@ -203,6 +210,10 @@ class ClusterView:
         self._classes: ExpiringMap[str, ClassWithSpec | None] = ExpiringMap(
             ticks, expires_s=CLAIM_S, most=len(CLASSES)
         )
+        self._unlisted: ExpiringMap[NodeName, NodeName] = ExpiringMap(
+            ticks, expires_s=UNLISTED_S, most=MOST_UNLISTED
+        )
+        """Nodes without ResourceSlices."""
         self._logged = ""
 
     @loops
@@ -225,7 +236,22 @@ class ClusterView:
         for queued, demand in zip(unread, read, strict=True):
             self._demands.set(queued.pod, demand)
         demands = {queued.pod: self._demands.get(queued.pod) for queued in claiming}
-        return {pod: demand for pod, demand in demands.items() if demand is not None}
+        unlisted = tuple(sorted(self._unlisted.values()))
+        return {
+            pod: demand._replace(unlisted=unlisted)
+            for pod, demand in demands.items()
+            if demand is not None
+        }
+
+    async def lists_devices(self, node: NodeName) -> bool:
+        """Return whether claims can be allocated devices of a node; else the next plans spare it.
+
+        They cannot on nodes of other device plugins, and where no agent publishes ResourceSlices.
+        """
+        if await self.pods.has_slices(node):
+            return True
+        self._unlisted.set(node, node)
+        return False
 
     async def _read_demand(self, queued: PodQueued) -> ClaimDemand | None:
         """Return what a pod without a node waits for; None if that is not one simple claim."""

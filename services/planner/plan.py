@@ -10,8 +10,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
-from msgspec import structs
-
 from services.planner.claim_requests import ClaimDemand
 from services.planner.rules import (
     Allowance,
@@ -334,7 +332,7 @@ def unit_of(
 
 def with_devices(pod: WaitingPod, demand: ClaimDemand) -> WaitingPod:
     """Return a pod as if it requested the devices of its claim by resource names."""
-    request = structs.replace(pod.queued.request, containers=demand.containers)
+    request = demand.added_to(pod.queued.request)
     return replace(pod, queued=replace(pod.queued, request=request))
 
 

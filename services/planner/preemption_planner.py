@@ -292,6 +292,8 @@ class PreemptionPlanner:
     async def _store_plan(
         self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, plans: PlanRound
     ) -> bool:
+        if unit.claim is not None and not await self.view.lists_devices(plan.placed[0].node):
+            return False
         for start in plans.state.starts:
             if start.id == unit.id:  # else its own claim is in the way
                 await self.starts.withdraw(start, "running pods are preempted for it")

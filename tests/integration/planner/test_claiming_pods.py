@@ -16,8 +16,9 @@ from shared.model.leases.ledger import (
 )
 from shared.model.leases.preemption import PreemptionStage
 from shared.model.names import PREEMPTIBLE, Namespace, NodeName, PodUid
+from shared.model.requests.claim import DRIVER
 from shared.model.requests.placement import Placement
-from tests.support.placer.ledger import share
+from tests.support.placer.ledger import device, facts, report, share
 from tests.support.planner.scene import Scene, waiting_pod
 from tools.generate.pages import ROOT
 
@@ -36,10 +37,19 @@ async def claim(at: Scene, name: str = "gpu", **exactly: Any) -> PodUid:
     return PodUid(made["metadata"]["uid"])
 
 
+async def slices(at: Scene, node: str = "a") -> None:
+    """The node lists its devices for claims."""
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": []}
+    made = {"metadata": {"name": f"{node}-{DRIVER}"}, "spec": spec}
+    await at.kube.create(f"{API}/resourceslices", made)
+
+
 async def claiming(at: Scene, name: str = "new", **exactly: Any) -> tuple[PodUid, PodUid]:
     """A pod of priority 1,000 that waits for a claim, and the claim."""
     for manifest in yaml.safe_load_all(CLASSES.read_text()):
         await at.kube.create(f"{API}/deviceclasses", manifest)
+    await slices(at)
     uid = await claim(at, **exactly)
     uses = [{"name": "gpu", "resourceClaimName": "gpu"}]
     made = await at.pod(name, "b", spec={"resourceClaims": uses})
@@ -208,3 +218,27 @@ async def test_a_dry_run_shows_the_plan_of_a_pod_that_waits_for_a_claim(at: Scen
     assert [victim.pod for victim in dry_run.plan.victims] == ["a/old"]
     assert [shown.memory_mib for shown in dry_run.plan.shares] == [8192]
     assert await at.stages() == []
+
+
+async def test_no_pod_is_evicted_where_no_device_is_listed_for_claims(at: Scene) -> None:
+    spared = await at.running("old", mib=SIZE)
+    await claiming(at)
+    await at.kube.delete(f"{API}/resourceslices/a-{DRIVER}")
+    binder = at.binder()
+    await at.steps(binder, 3)
+    assert await at.stages() == []
+
+    await at.ledger.save_nodes([facts("b")])
+    await at.ledger.save_devices([report("b", [device("b", 0)])])
+    await slices(at, "b")
+    made = await at.pod("other", "a", spec={})
+    uid = PodUid(made["metadata"]["uid"])
+    place = Placement(node=NodeName("b"), shares=(share("b", 0, mib=SIZE),))
+    reserved = await at.reserve(uid, "other", place, age_s=3600)
+    await at.ledger.bind([reserved.lease])
+    await at.kube.bind_pod("a", "other", uid, "b", {})
+    at.clock.advance(20)
+    await at.evict(binder)
+
+    assert await at.is_deleting("other")
+    assert not await at.is_deleting(spared.name)
