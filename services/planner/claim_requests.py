@@ -98,9 +98,7 @@ class ClaimDemand(NamedTuple):
             listed = NodeTerm(key=NODE_NAME, operator="NotIn", values=self.unlisted, field=True)
             required = tuple((*term, listed) for term in needs.required or ((),))
             needs = msgspec.structs.replace(needs, required=required)
-        return msgspec.structs.replace(
-            request, containers=self.containers, node_requirements=needs
-        )
+        return msgspec.structs.replace(request, containers=self.containers, node_requirements=needs)
 
 
 def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:

@@ -375,8 +375,8 @@ def pause_text(
     if until <= now:
         return ""
     return (
-        "pods were evicted for it, and kube-scheduler has not allocated its ResourceClaim what that "
-        f"freed: no more are before {timestamp(until)}"
+        "pods were evicted for it, and kube-scheduler has not allocated its ResourceClaim what "
+        f"that freed: no more are before {timestamp(until)}"
     )
 
 

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 NODE = NodeName("a-0")
-ON_NODE = {"nodeSelector": {HOSTNAME: NODE}}
+ON_NODE: dict[str, Any] = {"nodeSelector": {HOSTNAME: NODE}}
 AT_ONCE = (
     *("--preemption-min-runtime-s", "0", "--preemption-notice-s", "0"),
     *("--preemption-per-namespace-hour", "100"),

@@ -30,6 +30,8 @@ REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLAT
 LATE_S = 30.0
 """So long after the time of an announced eviction, it is announced anew: no binder was there, or
 Redis has an older plan, whose announcement was withdrawn."""
+LOST = "the state in Redis was rebuilt meanwhile"
+GIVEN_BACK = "what was reserved for its ResourceClaim was allocated, and given back"
 MOST_NAMED = 8
 """Evicted pods that an Event names: its text has a bound."""
 
@@ -108,9 +110,7 @@ def _cancel_reason(
     if observed.gone:
         return _of_gang(preemption, "the pending pod is gone")
     if pending is not None and not read.claimed:
-        if preemption.claiming is not None:
-            return "what was reserved for its ResourceClaim was allocated, and given back"
-        return "the state in Redis was rebuilt meanwhile"
+        return LOST if preemption.claiming is None else GIVEN_BACK
     if now >= preemption.expires_at:
         return "it took too long"
     if not all(may_still_evict(victim, pending, state, now) for victim in preemption.left):

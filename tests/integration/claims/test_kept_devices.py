@@ -24,9 +24,7 @@ def wanted(uid: str, name: str, namespace: str) -> Reservation:
 async def keep_for_claim(binder: ClaimBinder, uid: str, namespace: str = "default") -> None:
     """A plan keeps the GPU for the claim of pod `first`."""
     pod = ClaimingPod(pod=PodUid("first"), namespace=Namespace(namespace), name="first")
-    plan = Preemption(
-        id="first", victims=(), wanted=(wanted(uid, "own", namespace),), claiming=pod
-    )
+    plan = Preemption(id="first", victims=(), wanted=(wanted(uid, "own", namespace),), claiming=pod)
     assert await binder.ledger.part(Preemptions).open(plan)
 
 

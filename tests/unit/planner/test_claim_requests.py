@@ -33,7 +33,9 @@ MANIFESTS = ROOT / "k8s" / "components" / "dra" / "device-classes.yaml"
 SHIPPED = {made["metadata"]["name"]: made for made in yaml.safe_load_all(MANIFESTS.read_text())}
 MIB = 1 << 20
 NODE = ledger_node("n1", *(device(f"GPU-{gpu}", gpu, memory_mib=16_000) for gpu in range(2)))
-OWNED: dict[str, Any] = {"ownerReferences": [{"kind": "Pod", "name": "p", "uid": "u", "controller": True}]}
+OWNED: dict[str, Any] = {
+    "ownerReferences": [{"kind": "Pod", "name": "p", "uid": "u", "controller": True}]
+}
 
 
 def read(kind: Any, manifest: object) -> Any:
@@ -100,7 +102,8 @@ def test_a_request_is_as_one_by_resource_names(
 
 def test_only_a_claim_of_one_pod_may_be_held_by_the_driver() -> None:
     exactly = {"capacity": {"requests": {"memory": "8Gi"}}}
-    shared, own = requested(exactly), requested(exactly, **OWNED)
+    shared = requested(exactly)
+    own = requested(exactly, **OWNED)
 
     assert shared is not None
     assert own is not None
@@ -203,7 +206,9 @@ def test_a_plan_has_the_shares_that_the_lease_of_the_allocation_takes(
     [placement] = leased.candidates
 
     def sizes(shares: Any) -> list[tuple[object, ...]]:
-        return [(share.memory_mib, share.cores_percent, share.mode, share.memory) for share in shares]
+        return [
+            (share.memory_mib, share.cores_percent, share.mode, share.memory) for share in shares
+        ]
 
     if consumed == 16_000 and (cores or 0) in {0, 100}:  # the lease is for the whole device then
         assert [share.memory_mib for share in planned.shares] == [16_000] * count
