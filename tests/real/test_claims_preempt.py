@@ -93,7 +93,7 @@ async def leases_of(namespace: Namespace) -> list[Lease]:
     ("name", "capacity", "mib"),
     [
         ("whole", None, GPU_MIB),
-        ("part", {"memory": "30Gi", "cores": "50"}, 30 * 1024),
+        ("part", {"memory": "50Gi", "cores": "60"}, 50 * 1024),
     ],
 )
 async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
@@ -103,6 +103,7 @@ async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
     for number in range(GPUS):
         await others.pod(f"other-{number}", memory=0, **ON_NODE)
     await others.until_running(GPUS)
+    gpu_of = {lease.name: lease.shares[0].device for lease in await leases_of(others)}
     waiting = await claiming.add_namespace(f"{name}-low")
     await add_pod(waiting, "low", capacity)
     await waiting.until_waits("low", "cannot allocate all claims")
@@ -112,8 +113,8 @@ async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
     await namespace.until_running(1)
 
     [lease] = await leases_of(namespace)
-    assert [share.memory_mib for share in lease.shares] == [mib]
-    assert len(await others.nodes()) == GPUS - 1, "one pod is evicted"
+    [evicted] = gpu_of.keys() - (await others.nodes()).keys()
+    assert [(share.device, share.memory_mib) for share in lease.shares] == [(gpu_of[evicted], mib)]
     assert await waiting.nodes() == {}
     assert await leases_of(waiting) == []
     for each in (waiting, namespace, others):
