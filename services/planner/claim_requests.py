@@ -1,21 +1,18 @@
 """The GPUs that a ResourceClaim requests, as a pod requests them by resource names; pure.
 
-Only of claims that any kube-scheduler allocates wherever the ledger has room: what is read strictly
-leaves out claims with selectors, constraints, tolerations, prioritized lists, parameters and
-administrative access, and whatever later versions of Kubernetes add.
+Only of claims that any kube-scheduler allocates wherever the ledger has room.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import structs
 
-from shared.kubernetes.resource_claims import MIB, ResourceClaimStatus
-from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec, NamedRequest
+from shared.kubernetes.resource_claims import MIB
 from shared.model.bounds import check_bounds
 from shared.model.devices.enforcers import NO_DEMAND, HeldBy
-from shared.model.errors import UNDECODABLE, RequestError
+from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DRIVER, MEMORY
@@ -37,53 +34,6 @@ MOST_DEVICES = 32
 """Of a claim, by Kubernetes."""
 
 
-class _Capacity(Struct, frozen=True, forbid_unknown_fields=True):
-    requests: Quantities = {}
-
-
-class _Request(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    device_class_name: str
-    allocation_mode: str = "ExactCount"
-    count: int = 1
-    capacity: _Capacity = _Capacity()
-
-
-class _NamedRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    exactly: _Request
-
-
-class _Devices(Struct, frozen=True, forbid_unknown_fields=True):
-    requests: tuple[_NamedRequest, ...]
-
-
-class _ClaimSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    devices: _Devices
-
-
-class _Expression(Struct, frozen=True, forbid_unknown_fields=True):
-    expression: str
-
-
-class _Selector(Struct, frozen=True, forbid_unknown_fields=True):
-    cel: _Expression
-
-
-class _ClassSpec(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    selectors: tuple[_Selector, ...]
-    extended_resource_name: str = ""
-
-
-class ClaimWithSpec(Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: Raw = Raw(b"{}")
-    status: ResourceClaimStatus = ResourceClaimStatus()
-
-
-class ClassWithSpec(Struct, frozen=True):
-    spec: Raw = Raw(b"{}")
-
-
 class ClaimDemand(NamedTuple):
     claim: WaitingClaim
     containers: tuple[GpuRequest, ...]
@@ -97,8 +47,8 @@ class ClaimDemand(NamedTuple):
         if self.unlisted:
             listed = NodeTerm(key=NODE_NAME, operator="NotIn", values=self.unlisted, field=True)
             required = tuple((*term, listed) for term in needs.required or ((),))
-            needs = msgspec.structs.replace(needs, required=required)
-        return msgspec.structs.replace(request, containers=self.containers, node_requirements=needs)
+            needs = structs.replace(needs, required=required)
+        return structs.replace(request, containers=self.containers, node_requirements=needs)
 
 
 def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:
@@ -107,24 +57,23 @@ def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> Cla
     None if it is allocated, or if the ledger does not know all that kube-scheduler decides by.
     `classes` are DeviceClasses by name, as far as there are any.
     """
-    owners = claim.metadata.owner_references
-    is_of_one_pod = any(owner.controller and owner.kind == "Pod" for owner in owners)
+    requests = claim.requests
+    one_pod = claim.is_of_one_pod
     try:
-        requests = msgspec.json.decode(claim.spec, type=_ClaimSpec).devices.requests
-        containers = tuple(_gpu_request(named, is_of_one_pod=is_of_one_pod) for named in requests)
+        containers = tuple(_gpu_request(named, is_of_one_pod=one_pod) for named in requests)
         check_bounds(PodRequest(containers=containers), f"ResourceClaim {claim.metadata.name}")
-    except (*UNDECODABLE, RequestError):
+    except RequestError:
         return None
     gpus = sum(container.gpus for container in containers)
     needed = {request.exactly.device_class_name for request in requests}
-    is_simple = all(name in classes and _is_shipped(classes[name]) for name in needed)
+    is_simple = all(name in classes and classes[name].selectors == (SELECTOR,) for name in needed)
     if claim.status.allocation is not None or not is_simple or not 0 < gpus <= MOST_DEVICES:
         return None
     waiting = WaitingClaim(claim=PodUid(claim.metadata.uid), name=claim.metadata.name)
     return ClaimDemand(waiting, containers)
 
 
-def _gpu_request(named: _NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
+def _gpu_request(named: NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
     """Return the same share of each device. Raises RequestError if the request is for others.
 
     A part needs a device on which cores are left, as slices list no other, and the driver holds no
@@ -158,12 +107,3 @@ def _gpu_request(named: _NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
         cores_percent=cores_percent,
         held_by=NO_DEMAND if is_of_one_pod else HeldBy(memory="hami-core"),
     )
-
-
-def _is_shipped(device_class: ClassWithSpec) -> bool:
-    """Return whether a DeviceClass selects what ours do, and says nothing else."""
-    try:
-        spec = msgspec.json.decode(device_class.spec, type=_ClassSpec)
-    except UNDECODABLE:
-        return False
-    return [selector.cel.expression for selector in spec.selectors] == [SELECTOR]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.planner.claim_requests import ClaimWithSpec, ClassWithSpec
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path

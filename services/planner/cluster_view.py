@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from services.planner.claim_requests import (
-    CLASSES,
-    ClaimDemand,
-    ClaimWithSpec,
-    ClassWithSpec,
-    demand_of,
-)
+from services.planner.claim_requests import CLASSES, ClaimDemand, demand_of
 from services.planner.plan import ClusterSnapshot, has_claims_alone
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import RequestError

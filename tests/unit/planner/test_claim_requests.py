@@ -14,10 +14,9 @@ from services.planner.claim_requests import (
     CLASSES,
     SELECTOR,
     ClaimDemand,
-    ClaimWithSpec,
-    ClassWithSpec,
     demand_of,
 )
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec
 from shared.model.devices.enforcers import HeldBy
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.ledger import Reservation
