@@ -3,6 +3,7 @@
 import pytest
 
 from shared.ledger.preemptions import Preemptions
+from shared.model.errors import UnavailableError
 from shared.model.leases.ledger import Reservation
 from shared.model.leases.preemption import ClaimingPod, Preemption, StoredStart
 from shared.model.names import Namespace, NodeName, PodUid
@@ -44,18 +45,21 @@ async def test_what_a_plan_keeps_for_a_claim_is_leased_to_it_alone(binder: Claim
     assert not read.claimed
 
 
-async def test_a_claim_does_not_wait_for_a_share_that_ends_for_another_pod(
+async def test_only_the_claim_of_the_plan_waits_for_a_share_that_ends_for_it(
     binder: ClaimBinder,
 ) -> None:
     leaving = await binder.leased("leaving", memory_mib=16_000)
     await binder.deallocate(leaving)
     assert len(await binder.ledger.load_vanished()) == 1
-    other = binder.claims.put(allocated("other", on(GPU, 16_000)))
-    await keep_for_claim(binder, "uid-own")
+    own, other = (binder.claims.put(allocated(it, on(GPU, 16_000))) for it in ("own", "other"))
+    await keep_for_claim(binder, own.claim)
 
     await binder.lease(other)
+    with pytest.raises(UnavailableError, match="waits for a share that is ending"):
+        await binder.lease(own)
 
     assert binder.answered(other) == [REFUSED]
+    assert binder.answered(own) == []
 
 
 @pytest.mark.parametrize(
