@@ -34,6 +34,7 @@ from shared.model.leases.preemption import PREEMPT_AT, EvictionOutcome, Victim
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.nats.bus import Bus, NoRespondersError
+from shared.nats.slices_requests import request_slices
 from shared.nats.termination_requests import list_terminated
 from shared.pods.pod_snapshot import PodSnapshot, snapshot_of
 
@@ -240,6 +241,13 @@ class NodeAgentClient:
         Raises UnavailableError if the node agent does not reply.
         """
         return await list_terminated(self.bus, node, pods)
+
+    async def renew_slices(self, node: NodeName) -> str:
+        """Let kube-scheduler try the pods again that wait for devices of ResourceClaims.
+
+        Returns why the node's agent has not written its slices anew, or an empty text.
+        """
+        return await request_slices(self.bus, node, renewed=True)
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         """Return which of the pods must wait before they are bound to the node.

@@ -61,6 +61,7 @@ from shared.model.events.request_reply import (
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
+    SlicesRequest,
     TerminationRequest,
 )
 from shared.runtime.service import Publish, answers, handles, loops, publishes
@@ -71,7 +72,9 @@ GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a call of the ledger cost much less."""
 
 
-@publishes(BindRequest, LeaseResized, LimitsRequest, PlacementChosen, TerminationRequest)
+@publishes(
+    BindRequest, LeaseResized, LimitsRequest, PlacementChosen, SlicesRequest, TerminationRequest
+)
 @dataclass(eq=False, kw_only=True)
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""

@@ -178,6 +178,7 @@ def _preemptions(
         events=events,
         clock=ports.clock,
         offers=offers,
+        agents=ports.agents,
         starts=starts,
         leadership=Leadership(store, "binder"),
         is_busy=sender.is_busy,

@@ -19,6 +19,8 @@ from services.claims.claim_answers import (
     leased_answer,
 )
 from services.claims.claim_shares import (
+    kept_shares,
+    kept_text,
     refusal_text,
     reservation_of,
     slices_refusal,
@@ -26,6 +28,7 @@ from services.claims.claim_shares import (
 )
 from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.devices.time_slices import Interval
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
@@ -174,6 +177,7 @@ class ClaimLeaser:
         self._waiting_since: ExpiringMap[PodUid, float] = ExpiringMap(
             self.clock.ticks, expires_s=FORGOTTEN_S, most=MOST_WAITING
         )
+        self._plans = self.ledger.part(Preemptions)
         self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
         """Claims for which a share was reserved while they were written, and when: the API server
         may reject the write."""
@@ -472,8 +476,13 @@ class ClaimLeaser:
         totals: dict[NodeName, NodeTotals],
         decisions: ClaimDecisions,
     ) -> None:
-        """Refuse a claim, unless it fits as soon as what ends now has ended."""
-        if outcome.reserved_for_other or await self._is_ending(request):
+        """Refuse a claim, unless it fits as soon as what ends now has ended.
+
+        What a plan keeps for another pod is refused at once: kube-scheduler gives nobody else what
+        it has allocated to this claim meanwhile.
+        """
+        kept = await self._kept_text(request, totals.get(claim.node))
+        if not kept and (outcome.reserved_for_other or await self._is_ending(request)):
             now = self.clock.ticks()
             since = self._waiting_since.get(claim.claim)
             since = now if since is None else since
@@ -482,8 +491,14 @@ class ClaimLeaser:
                 decisions.unresolved.append(f"{_named(claim)} waits for a share that is ending")
                 return
         self._waiting_since.pop(claim.claim)
-        text = refusal_text(request, outcome, totals.get(claim.node))
+        text = kept or refusal_text(request, outcome, totals.get(claim.node))
         decisions.refused.append((claim, text))
+
+    async def _kept_text(self, request: Reservation, totals: NodeTotals | None) -> str:
+        if totals is None or not kept_shares(request, totals):
+            return ""
+        state = await self._plans.state(now=self.clock.now(), past_s=0)
+        return kept_text(request, totals, state)
 
     async def _is_ending(self, request: Reservation) -> bool:
         devices = {share.device for share in request.candidates[0].shares}

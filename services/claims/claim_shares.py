@@ -25,7 +25,9 @@ from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.leases.lease_copy import dump_lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
-from shared.model.names import DeviceUuid, Namespace, NodeName
+from shared.model.leases.preemption import PreemptionState
+from shared.model.names import DeviceUuid, Namespace, NodeName, name_in
+from shared.model.quantity import timestamp
 from shared.model.requests.claim import ClaimableDevice, ClaimMode, claimable
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import ALL_PERCENT, SharingPolicy
@@ -282,6 +284,29 @@ def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share
         cores_percent=0,
         share_id=allocated.share_id,
     )
+
+
+def kept_shares(wanted: Reservation, totals: NodeTotals) -> list[Share]:
+    """Return the shares that are wanted of devices which plans keep for pods."""
+    [candidate] = wanted.candidates
+    kept = {device.uuid for device, use in totals.node.devices if use.claimed_by}
+    return [share for share in candidate.shares if share.device in kept]
+
+
+def kept_text(wanted: Reservation, totals: NodeTotals, state: PreemptionState) -> str:
+    """Return for which other pod a plan keeps a device that is wanted, or an empty text."""
+    viewer = wanted.namespace
+    for share in kept_shares(wanted, totals):
+        where = f"{_gpu_of(share)} of {totals.node.facts.name} is kept for"
+        for preemption in (read.preemption for read in state.open):
+            if wanted.pod not in preemption.holders and share.device in preemption.devices:
+                namespace = preemption.preemptor_namespace
+                pod = name_in(viewer, namespace, preemption.preemptor_name)
+                return f"{where} {pod}, for which pods are evicted"
+        for start in (start for start in state.starts if share.device in start.devices):
+            pod = name_in(viewer, start.namespace, start.wanted[0].name)
+            return f"{where} {pod}, whose start is planned for {timestamp(start.at)}"
+    return ""
 
 
 def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | None) -> str:

@@ -12,17 +12,14 @@ from shared.kubernetes.resource_claims import claim_path
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import cut
 from shared.model.clock import Clock
-from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.events.request_reply import SlicesReply, SlicesRequest
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_count, timestamp
 from shared.model.requests.claim import DRIVER
 from shared.nats.bus import Bus
+from shared.nats.slices_requests import request_slices
 from shared.nats.termination_requests import list_terminated
 
-SLICES_TIMEOUT_S = 2.0
-"""An agent writes ResourceSlices to the API server before it replies."""
 FIELD_MANAGER = "leasehold"
 
 
@@ -39,12 +36,7 @@ class ClaimAgentClient:
 
     async def write_slices(self, node: NodeName) -> str:
         """Let the node's slices follow the ledger; return why they do not, or an empty text."""
-        request = SlicesRequest(node=node)
-        try:
-            reply = await self.bus.request(request, SlicesReply, timeout_s=SLICES_TIMEOUT_S)
-        except UnavailableError as error:
-            return str(error)
-        return "" if reply.written else reply.reason
+        return await request_slices(self.bus, node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

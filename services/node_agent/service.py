@@ -213,7 +213,7 @@ class NodeAgent:
             await self.node.lease_sync.sync()
         except UnavailableError as error:
             return SlicesReply(written=False, reason=str(error))
-        reason = await self.claims.slices.write_now()
+        reason = await self.claims.slices.write_now(renewed=event.renewed)
         return SlicesReply(written=not reason, reason=reason)
 
     @answers

@@ -6,20 +6,26 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from urllib.parse import quote
 
 from msgspec import Struct
 
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiDisruptionBudget, ApiPod, LabelSelector
-from shared.model.names import Namespace, PodUid
+from shared.kubernetes.resource_claims import claim_path
+from shared.kubernetes.types import ApiDisruptionBudget, ApiObject, ApiPod, LabelSelector
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.claim import DRIVER
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import requirements_of
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot, snapshot_of
 
 PODS = "/api/v1/pods"
+DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DISRUPTION_BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 Item = TypeVar("Item", bound=Struct)
 
@@ -57,8 +63,22 @@ class PlannerClient:
             self._pods[uid] = replace(snapshot_of(pod), annotations={})
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        pod = await self._get(pod_path(namespace, name), ApiPod)
+        return None if pod is None else snapshot_of(pod)
+
+    async def get_claim(self, namespace: str, name: str) -> ClaimWithSpec | None:
+        return await self._get(claim_path(namespace, name), ClaimWithSpec)
+
+    async def get_class(self, name: str) -> ClassWithSpec | None:
+        return await self._get(f"{DEVICE_CLASSES}/{quote(name, safe='')}", ClassWithSpec)
+
+    async def has_slices(self, node: NodeName) -> bool:
+        path = f"{SLICES}/{quote(f'{node}-{DRIVER}', safe='')}"
+        return await self._get(path, ApiObject) is not None
+
+    async def _get(self, path: str, kind: type[Item]) -> Item | None:
         try:
-            return snapshot_of(await self.client.read(pod_path(namespace, name), ApiPod))
+            return await self.client.read(path, kind)
         except NotFoundError:
             return None
 

@@ -1,25 +1,39 @@
 """What plans are made from: a mirror of the ledger's nodes and leases, and the cluster's pods."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from services.planner.plan import ClusterSnapshot
+from services.planner.claim_requests import CLASSES, ClaimDemand, demand_of
+from services.planner.plan import ClusterSnapshot, has_claims_alone
+from shared.kubernetes.claim_specs import ClaimWithSpec, ClassWithSpec
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
 
+logger = logging.getLogger(__name__)
+
 BOUND_LOOK_S = 5.0
 """Interval of looks whether leases that are bound have become active: plans of preemption treat
 both alike, and those of starts need to know within seconds since when a pod runs."""
 MOST_UNSEEN = 64
 """Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
+CLAIM_S = 15.0
+"""A ResourceClaim for which a pod waits, and its DeviceClass, are read again after this time."""
+UNLISTED_S = 60.0
+"""For so long, no plan for a ResourceClaim has a node that had no ResourceSlices."""
+MOST_UNLISTED = 1_024
+MOST_CLAIMING = 16_384
+"""Pods of which is kept what they wait for."""
 
 
 class PodReader(Protocol):
@@ -38,6 +52,18 @@ class PodReader(Protocol):
 
     async def follow_pods(self) -> None:
         """Watch the pods for ever, for `list_pods`."""
+        ...
+
+    async def get_claim(self, namespace: str, name: str) -> ClaimWithSpec | None:
+        """Return the ResourceClaim as it is now, or None if there is none."""
+        ...
+
+    async def get_class(self, name: str) -> ClassWithSpec | None:
+        """Return the DeviceClass as it is now, or None if there is none."""
+        ...
+
+    async def has_slices(self, node: NodeName) -> bool:
+        """Return whether the node's agent lists its devices for ResourceClaims."""
         ...
 
 
@@ -171,6 +197,20 @@ class ClusterView:
     mirror: LeaseMirror
     pods: PodReader
 
+    def __post_init__(self) -> None:
+        ticks = self.mirror.clock.ticks
+        self._demands: ExpiringMap[PodUid, ClaimDemand | None] = ExpiringMap(
+            ticks, expires_s=CLAIM_S, most=MOST_CLAIMING
+        )
+        self._classes: ExpiringMap[str, ClassWithSpec | None] = ExpiringMap(
+            ticks, expires_s=CLAIM_S, most=len(CLASSES)
+        )
+        self._unlisted: ExpiringMap[NodeName, NodeName] = ExpiringMap(
+            ticks, expires_s=UNLISTED_S, most=MOST_UNLISTED
+        )
+        """Nodes without ResourceSlices."""
+        self._logged = ""
+
     @loops
     async def follow_pods(self) -> None:
         await self.pods.follow_pods()
@@ -182,3 +222,50 @@ class ClusterView:
         read = await asyncio.gather(*(self.pods.get(pod.namespace, pod.name) for pod in unseen))
         pods |= {pod.pod: pod for pod in read if pod is not None}
         return ClusterSnapshot(await self.mirror.nodes(), pods, disruption_budgets)
+
+    async def claim_demands(self, waiting: Iterable[WaitingPod]) -> dict[PodUid, ClaimDemand]:
+        """Return what pods wait for that have a ResourceClaim for which plans can be made."""
+        claiming = [pod.queued for pod in waiting if has_claims_alone(pod.queued)]
+        unread = [queued for queued in claiming if queued.pod not in self._demands][:MOST_UNSEEN]
+        read = await asyncio.gather(*map(self._read_demand, unread))
+        for queued, demand in zip(unread, read, strict=True):
+            self._demands.set(queued.pod, demand)
+        demands = {queued.pod: self._demands.get(queued.pod) for queued in claiming}
+        unlisted = tuple(sorted(self._unlisted.values()))
+        return {
+            pod: demand._replace(unlisted=unlisted)
+            for pod, demand in demands.items()
+            if demand is not None
+        }
+
+    async def lists_devices(self, node: NodeName) -> bool:
+        """Return whether claims can be allocated devices of a node; else the next plans spare it.
+
+        They cannot on nodes of other device plugins, and where no agent publishes ResourceSlices.
+        """
+        if await self.pods.has_slices(node):
+            return True
+        self._unlisted.set(node, node)
+        return False
+
+    async def _read_demand(self, queued: PodQueued) -> ClaimDemand | None:
+        """Return what a pod without a node waits for; None if that is not one simple claim."""
+        try:
+            pod = await self.pods.get(queued.namespace, queued.name)
+            if pod is None or pod.pod != queued.pod or pod.node or len(pod.claims) != 1:
+                return None
+            [name] = pod.claims
+            claim = await self.pods.get_claim(pod.namespace, name) if name else None
+            return None if claim is None else demand_of(claim, await self._read_classes())
+        except RequestError as error:
+            if self._logged != str(error):
+                logger.warning("no pod is evicted for a ResourceClaim: %s", error)
+                self._logged = str(error)
+            return None
+
+    async def _read_classes(self) -> dict[str, ClassWithSpec]:
+        for name in CLASSES:
+            if name not in self._classes:
+                self._classes.set(name, await self.pods.get_class(name))
+        classes = {name: self._classes.get(name) for name in CLASSES}
+        return {name: read for name, read in classes.items() if read is not None}

@@ -8,6 +8,7 @@ from services.planner.plan import (
     PlanInput,
     PreemptionPlan,
     gang_of,
+    pause_text,
     plan,
     plan_for_gang,
     plan_input,
@@ -38,7 +39,7 @@ async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunR
     if request.min_runtime_s is not None:
         rules = replace(rules, preemption_min_runtime_s=request.min_runtime_s)
     state = await planner.store.state(now=now)
-    reason = unreached(unit)
+    reason = unreached(unit) or pause_text(unit, state, rules, now)
     if not reason and not is_worthwhile(state.budget_of(unit.namespace), now):
         reason = "its own namespace's budget ends too soon"
     cluster = await planner.view.snapshot(unit.pods)
@@ -75,7 +76,7 @@ async def _unit_with(pod: PodUid, planner: PreemptionPlanner) -> WaitingUnit | N
         return None
     gang = gang_of(waiting[0])
     if gang is None:
-        return unit_of(pod, waiting)
+        return unit_of(pod, waiting, await planner.view.claim_demands(waiting))
     others = await planner.ledger.waiting_pods.load()
     members = [other for other in others if (own := gang_of(other)) and own.name == gang.name]
     return unit_of(gang.name, members or waiting)

@@ -7,8 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Self
 
+from services.planner.claim_requests import ClaimDemand
 from services.planner.rules import (
     Allowance,
     EvictionTier,
@@ -17,6 +19,7 @@ from services.planner.rules import (
     VictimCandidate,
     allowance,
     is_worthwhile,
+    no_plan_until,
     tier_of,
 )
 from shared.model.events.pod_events import PodQueued
@@ -24,6 +27,7 @@ from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.leases.preemption import PreemptionState, Victim
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang, PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
@@ -271,12 +275,16 @@ class ClusterSnapshot:
 
 
 def pending_units(
-    waiting: Sequence[WaitingPod], state: PreemptionState, now: float
+    waiting: Sequence[WaitingPod],
+    state: PreemptionState,
+    now: float,
+    claims: Mapping[PodUid, ClaimDemand] = MappingProxyType({}),
 ) -> list[WaitingUnit]:
     """Return the pods and gangs for which leases may be preempted, the best lease class first.
 
     Of a gang, all of whose pods start together, at least as many wait as it needs. Pods with
-    required rules about other pods are left out: plans do not count those.
+    required rules about other pods are left out: plans do not count those. `claims` are what pods
+    without GPUs of their own wait for.
     """
     open_for = state.preemptors()
     by_id = defaultdict[str, list[WaitingPod]](list)
@@ -288,7 +296,7 @@ def pending_units(
         own_class = lease_class(state.budget_of(unit.namespace))
         return (own_class, -unit.priority, unit.since, unit.id)
 
-    units = [unit_of(id_, pods) for id_, pods in by_id.items()]
+    units = [unit_of(id_, pods, claims) for id_, pods in by_id.items()]
     return sorted(
         (
             unit
@@ -307,20 +315,36 @@ def gang_of(pod: WaitingPod) -> Gang | None:
     return gang if gang is not None and gang.decided_as_one else None
 
 
-def unit_of(id_: str, pods: Sequence[WaitingPod]) -> WaitingUnit:
+def unit_of(
+    id_: str,
+    pods: Sequence[WaitingPod],
+    claims: Mapping[PodUid, ClaimDemand] = MappingProxyType({}),
+) -> WaitingUnit:
     gang = gang_of(pods[0])
+    demand = claims.get(pods[0].queued.pod)
+    if demand is not None and gang is None:
+        pod = with_devices(pods[0], demand)
+        return WaitingUnit(id=id_, pods=(pod,), needed=1, gang=None, claim=demand.claim)
     by_size = sorted(pods, key=lambda pod: pod.queued.request.size, reverse=True)
     needed = gang.min_member if gang else 1
     return WaitingUnit(id=id_, pods=tuple(by_size), needed=needed, gang=gang)
 
 
+def with_devices(pod: WaitingPod, demand: ClaimDemand) -> WaitingPod:
+    """Return a pod as if it requested the devices of its claim by resource names."""
+    request = demand.added_to(pod.queued.request)
+    return replace(pod, queued=replace(pod.queued, request=request))
+
+
 def unreached(unit: WaitingUnit) -> str:
     """Return why no freed device could help a pod or gang, or an empty text."""
     refused = next((pod.refusal for pod in unit.pods if pod.refusal.permanent), None)
+    if unit.claim is not None and not unit.pods[0].was_filtered_out:
+        refused = None  # nothing but kube-scheduler has looked at it
     over_quota = next((pod.refusal for pod in unit.pods if pod.refusal.quota), None)
     by_kube_scheduler = any(pod.queued.by_kube_scheduler for pod in unit.pods)
     table = (
-        (any(_has_claims_alone(pod.queued) for pod in unit.pods), ONLY_CLAIMS),
+        (any(has_claims_alone(pod.queued) for pod in unit.pods), ONLY_CLAIMS),
         (refused is not None, f"no freed device could help: {refused.text if refused else ''}"),
         (over_quota is not None, f"a quota refuses it: {over_quota.text if over_quota else ''}"),
         (unit.gang and by_kube_scheduler, "kube-scheduler binds pods of its gang one by one"),
@@ -341,7 +365,23 @@ def unreached(unit: WaitingUnit) -> str:
     return next((reason for applies, reason in table if applies), "")
 
 
-def _has_claims_alone(queued: PodQueued) -> bool:
+def pause_text(
+    unit: WaitingUnit, state: PreemptionState, rules: PreemptionRules, now: float
+) -> str:
+    """Return why no more pods are evicted for one with a claim by now, or an empty text."""
+    if unit.claim is None:
+        return ""
+    until = no_plan_until(state.evictions, unit.pods[0].queued.pod, rules)
+    if until <= now:
+        return ""
+    return (
+        "pods were evicted for it, and kube-scheduler has not allocated its ResourceClaim what "
+        f"that freed: no more are before {timestamp(until)}"
+    )
+
+
+def has_claims_alone(queued: PodQueued) -> bool:
+    """Return whether a pod waits for devices of ResourceClaims, and for none of its own."""
     return CLAIMS_FIELD in queued.handed_over and not queued.request.containers
 
 

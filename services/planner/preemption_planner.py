@@ -10,9 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
+from msgspec import structs
+
 from services.planner.cluster_view import ClusterView
 from services.planner.metrics import PLANNING, count_plan
-from services.planner.plan import ClusterSnapshot, PlanRound, PreemptionPlan, pending_units
+from services.planner.plan import (
+    ClusterSnapshot,
+    PlanRound,
+    PreemptionPlan,
+    pause_text,
+    pending_units,
+)
 from services.planner.rules import (
     VIOLATION_ID,
     PreemptionRules,
@@ -31,8 +39,14 @@ from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.plan_events import PlansChanged, ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged, PlacementRefused
-from shared.model.leases.ledger import LedgerStatus, WaitingPod, reservation_for
-from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState
+from shared.model.leases.ledger import LedgerStatus, Reservation, WaitingPod, reservation_for
+from shared.model.leases.preemption import (
+    ClaimingPod,
+    Preemption,
+    PreemptionCause,
+    PreemptionState,
+)
+from shared.model.requests.placement import Placement
 from shared.placing.preemption_rules import PendingPod, ends_by_policy, expiry
 from shared.placing.room import ClusterTrials
 from shared.placing.starts import WaitingUnit
@@ -206,7 +220,12 @@ class PreemptionPlanner:
         room = MOST_OPEN - len(state.open)
         if room <= 0:
             return False
-        pending = pending_units(waiting, state, now)
+        claims = await self.view.claim_demands(waiting)
+        pending = [
+            unit
+            for unit in pending_units(waiting, state, now, claims)
+            if not pause_text(unit, state, self.rules, now)
+        ]
         pending.sort(key=lambda unit: unit.id not in self._left)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]
@@ -273,6 +292,8 @@ class PreemptionPlanner:
     async def _store_plan(
         self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, plans: PlanRound
     ) -> bool:
+        if unit.claim is not None and not await self.view.lists_devices(plan.placed[0].node):
+            return False
         for start in plans.state.starts:
             if start.id == unit.id:  # else its own claim is in the way
                 await self.starts.withdraw(start, "running pods are preempted for it")
@@ -281,10 +302,11 @@ class PreemptionPlanner:
                 id=unit.id,
                 victims=plan.evicted,
                 wanted=tuple(
-                    reservation_for(pod.queued, (placement,))
+                    reservation_of(unit, pod, placement)
                     for pod, placement in zip(unit.pods, plan.placements, strict=True)
                     if placement is not None
                 ),
+                claiming=claiming_pod(unit),
                 gang=unit.gang,
                 priority=pending.priority,
                 preempts=pending.preempts,
@@ -340,7 +362,7 @@ def pending_pod(unit: WaitingUnit, cluster: ClusterSnapshot) -> PendingPod | Non
     """Return what counts of a pod, or of the least of a gang; None if one is gone or deleted."""
     pods = [cluster.pods.get(pod.queued.pod) for pod in unit.pods]
     there = [pod for pod in pods if pod is not None and not pod.deleting]
-    if len(there) < len(pods):
+    if len(there) < len(pods) or (unit.claim is not None and there[0].node):
         return None
     return PendingPod(
         pod=there[0].pod,
@@ -348,3 +370,18 @@ def pending_pod(unit: WaitingUnit, cluster: ClusterSnapshot) -> PendingPod | Non
         priority=min(pod.queued.request.priority for pod in unit.pods),
         preempts=all(pod.preempts for pod in there),
     )
+
+
+def claiming_pod(unit: WaitingUnit) -> ClaimingPod | None:
+    if unit.claim is None:
+        return None
+    queued = unit.pods[0].queued
+    return ClaimingPod(pod=queued.pod, namespace=queued.namespace, name=queued.name)
+
+
+def reservation_of(unit: WaitingUnit, pod: WaitingPod, placement: Placement) -> Reservation:
+    """Return the request for the lease of a pod, or of the claim that kube-scheduler allocates."""
+    reservation = reservation_for(pod.queued, (placement,))
+    if unit.claim is None:
+        return reservation
+    return structs.replace(reservation, pod=unit.claim.claim, name=unit.claim.name)

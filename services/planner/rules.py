@@ -108,11 +108,20 @@ def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: Preemption
 
     For example, with a cooldown of 600 s the second eviction begins one of 1,200 s.
     """
-    evicted = [
-        record.at
-        for record in past
-        if record.owner == owner and record.outcome is EvictionOutcome.EVICTED
-    ]
+    return _pause_after((record for record in past if record.owner == owner), rules)
+
+
+def no_plan_until(past: Iterable[EvictionRecord], pod: PodUid, rules: PreemptionRules) -> float:
+    """Return until when no more pods are evicted for one that waits for a ResourceClaim, or 0.
+
+    kube-scheduler may choose other devices than those that evictions have freed: each eviction in
+    vain doubles the pause before the next one.
+    """
+    return _pause_after((record for record in past if record.for_pod == pod), rules)
+
+
+def _pause_after(past: Iterable[EvictionRecord], rules: PreemptionRules) -> float:
+    evicted = [record.at for record in past if record.outcome is EvictionOutcome.EVICTED]
     if not evicted:
         return 0.0
     first_s = rules.preemption_cooldown_s

@@ -96,7 +96,7 @@ class Preemptions(LedgerPart):
     async def close(self, read: StoredPreemption) -> bool:
         """End a preemption and its claims; return False if another caller has written a step."""
         preemption = read.preemption
-        return bool(await self._run("close", preemption.id, read.version, preemption.pods))
+        return bool(await self._run("close", preemption.id, read.version, preemption.holders))
 
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
@@ -172,5 +172,5 @@ def _pairs(amounts: Mapping[str, int], names: Iterable[str] = ()) -> list[object
 def _decode_stored(row: Sequence[Any], claimed: frozenset[PodUid]) -> StoredPreemption:
     _, version, stored = row
     preemption = _decode_preemption(stored)
-    is_claimed = claimed.issuperset(preemption.pods)
+    is_claimed = claimed.issuperset(preemption.holders)
     return StoredPreemption(preemption=preemption, version=version, claimed=is_claimed)

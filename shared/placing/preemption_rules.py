@@ -67,7 +67,7 @@ def pending_pod_of(preemption: Preemption) -> PendingPod | None:
     if not preemption.wanted:
         return None
     return PendingPod(
-        pod=preemption.wanted[0].pod,
+        pod=preemption.pods[0],
         namespace=preemption.preemptor_namespace,
         priority=preemption.priority,
         preempts=preemption.preempts,

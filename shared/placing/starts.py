@@ -173,6 +173,14 @@ def plan_start(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingClaim:
+    """A ResourceClaim without an allocation, for which a pod waits."""
+
+    claim: PodUid
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingUnit:
     """A pod that waits, or the waiting pods of a gang of which none runs."""
 
@@ -181,6 +189,8 @@ class WaitingUnit:
     needed: int
     """So many of them start at once."""
     gang: Gang | None
+    claim: WaitingClaim | None = None
+    """What kube-scheduler allocates before the pod starts, instead of a lease of its own."""
 
     @property
     def priority(self) -> int:

@@ -1,6 +1,6 @@
 """Pods and PodDisruptionBudgets as binder and planner read them from the API server; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from shared.kubernetes.types import ApiPod, Condition
@@ -35,6 +35,8 @@ class PodSnapshot:
     """Whether its phase is Succeeded or Failed."""
     scheduled: Condition = field(default_factory=Condition)
     """Its condition PodScheduled."""
+    claims: tuple[str, ...] = ()
+    """The names of its ResourceClaims; empty for one that is not made from its template yet."""
 
     @property
     def lease(self) -> str:
@@ -70,7 +72,14 @@ def snapshot_of(pod: ApiPod) -> PodSnapshot:
         deleting=metadata.deletion_timestamp is not None,
         terminal=pod.status.phase in TERMINAL,
         scheduled=next(conditions, Condition()),
+        claims=tuple(_claim_names(pod)),
     )
+
+
+def _claim_names(pod: ApiPod) -> Iterator[str]:
+    made = {claim.name: claim.resource_claim_name for claim in pod.status.resource_claim_statuses}
+    for claim in pod.spec.resource_claims:
+        yield claim.resource_claim_name or made.get(claim.name) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

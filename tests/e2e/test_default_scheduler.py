@@ -54,7 +54,11 @@ CLAIM = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster() -> AsyncIterator[Stack]:
-    env = {"LEASEHOLD_DRA": "conditions"}
+    env = {
+        "LEASEHOLD_DRA": "conditions",
+        "LEASEHOLD_PREEMPTION_NOTICE_S": "0",
+        "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "0",
+    }
     async with stack("--nodes", "1", "--gpus", "1xT4", webhook=True, env=env) as up:
         yield up
 
@@ -119,6 +123,31 @@ def claim_pod(name: str) -> dict[str, Any]:
     }
     pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     return pod
+
+
+async def test_a_pod_is_evicted_for_one_of_higher_priority_that_waits_for_a_claim(
+    cluster: Stack,
+) -> None:
+    await cluster.create(gpu_pod("low", vgpu(memory=12_000)))
+    await cluster.until("low", running)
+    await cluster.kubectl("apply", "-f", "-", stdin=json.dumps(CLAIM))
+    urgent = {"metadata": {"name": "urgent"}, "value": 1000}
+    await cluster.kube.create("/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+    high = claim_pod("high")
+    high["spec"] |= {"schedulerName": "leasehold", "priorityClassName": "urgent"}
+
+    await cluster.create(high)
+    await cluster.until("high", running)
+
+    evictions = json.loads((await cluster.leasehold("preemptions", "--json")).out)["evictions"]
+    assert [(line["pod"], line["beneficiary"]) for line in evictions] == [
+        ("default/low", "default/high")
+    ]
+    [lease] = json.loads((await cluster.leasehold("ps", "--json")).out)["leases"]
+    assert lease["name"] == "shared"
+    await cluster.audit()
+    await cluster.clear()
+    await cluster.kube.delete("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/shared")
 
 
 async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> None:

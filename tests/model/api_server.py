@@ -371,7 +371,7 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True)
 class PodListing:
-    """Pods and PodDisruptionBudgets as planners read them."""
+    """Pods and PodDisruptionBudgets as planners read them; no pod waits for a ResourceClaim."""
 
     api: ApiServer
 
@@ -380,6 +380,15 @@ class PodListing:
 
     async def follow_pods(self) -> None:
         """The list is always as new as a watch."""
+
+    async def get_claim(self, namespace: str, name: str) -> None:
+        raise AssertionError(f"a planner reads ResourceClaim {namespace}/{name}")
+
+    async def get_class(self, name: str) -> None:
+        raise AssertionError(f"a planner reads DeviceClass {name}")
+
+    async def has_slices(self, node: str) -> bool:
+        raise AssertionError(f"a planner reads ResourceSlices of {node}")
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
         pods = self.api.pods.values()

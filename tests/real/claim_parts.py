@@ -26,6 +26,12 @@ from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.event import Event
 from shared.model.events.pod_events import LeaseChanged
+from shared.model.events.request_reply import (
+    SlicesReply,
+    SlicesRequest,
+    TerminationReply,
+    TerminationRequest,
+)
 from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.real.control_plane import ControlPlane, Json, control_plane
@@ -84,6 +90,24 @@ class SliceNodes:
             await asyncio.sleep(DEBOUNCE_S)
             due, self.due = self.due, set()
             await asyncio.gather(*map(self._write, due))
+
+    async def follow_ledger(self) -> None:
+        """Write the slices of all nodes, again whenever their leases have changed."""
+        written: dict[NodeName, tuple[Lease, ...]] = {}
+        while True:
+            for totals in await self.ledger.totals.of_nodes([*self.devices]):
+                node = totals.node.facts.name
+                if written.get(node) != totals.leases:
+                    await self._write(node)
+                    written[node] = totals.leases
+            await asyncio.sleep(DEBOUNCE_S)
+
+    async def reply_slices(self, request: SlicesRequest) -> SlicesReply:
+        await self.write_slices(request.node)
+        return SlicesReply(written=True)
+
+    async def reply_terminated(self, request: TerminationRequest) -> TerminationReply:
+        return TerminationReply(terminated=True, terminated_pods=request.more_pods)
 
     async def _write(self, node: NodeName) -> None:
         async with self._locks[node]:

@@ -58,6 +58,7 @@ class Leasehold:
     ledger: RedisLeases
     disks: Disks
     kubelets: Kubelets
+    nats_url: str
     flags: dict[str, tuple[str, ...]]
     """Of each service."""
     running: dict[str, ServiceProcess] = field(default_factory=dict)
@@ -260,7 +261,7 @@ async def leasehold(
     plane: ControlPlane, nodes: dict[str, dict[str, str]]
 ) -> AsyncIterator[Leasehold]:
     """Install and start Leasehold, with nodes, a provisioner and kubelets."""
-    await install(plane, KUBE_SCHEDULER)
+    await install(plane, KUBE_SCHEDULER, "dra")
     await create_nodes(plane, nodes)
     for account in (*ACCOUNTS, "extender"):
         await log_in(plane, account)
@@ -282,7 +283,7 @@ async def leasehold(
             flags["webhook"] += ("--url", "https://127.0.0.1", "--kube-scheduler")
             flags["extender"] += _extender_flags(plane)
             disks = Disks(plane, nodes)
-            up = Leasehold(plane, ledger, disks, Kubelets(ends_pods), flags)
+            up = Leasehold(plane, ledger, disks, Kubelets(ends_pods), nats.url, flags)
             try:
                 async with (
                     in_background(run_agents(nats.url, nodes)),

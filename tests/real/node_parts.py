@@ -12,6 +12,7 @@ from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.storage_objects import ApiVolumeClaim
 from shared.kubernetes.types import ApiPod
+from shared.model.devices.device import Device
 from shared.model.devices.node import AGENT_ANNOTATION
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
@@ -61,14 +62,16 @@ async def create_nodes(plane: ControlPlane, nodes: Mapping[str, Mapping[str, str
         await plane.create("/api/v1/nodes", {"metadata": metadata, "status": status})
 
 
+def gpus_of(node: str) -> tuple[Device, ...]:
+    return devices(GPUS, node, model="NVIDIA A100-SXM4-80GB", memory_mib=GPU_MIB, slots=SLOTS)
+
+
 async def run_agents(nats_url: str, nodes: Mapping[str, object]) -> None:
     """Report the GPUs of all nodes, and admit every pod."""
     reports = {
         name: DeviceReported(
             node=NodeName(name),
-            devices=devices(
-                GPUS, name, model="NVIDIA A100-SXM4-80GB", memory_mib=GPU_MIB, slots=SLOTS
-            ),
+            devices=gpus_of(name),
             served=SERVED,
         )
         for name in nodes

@@ -450,8 +450,8 @@ class ReadApi:
         state = await self.service.preemptions.state(now=now, past_s=0)
         own = state.preemption_for(pod)
         if own is not None:
-            [wanted] = (reservation for reservation in own.wanted if reservation.pod == pod)
-            name = f"{wanted.namespace}/{wanted.name}"
+            [preemptor] = (preemptor for preemptor in own.preemptors if preemptor.pod == pod)
+            name = f"{preemptor.namespace}/{preemptor.name}"
             views = preemptions_view(state, call.visible).in_progress
             [in_progress] = (preemption for preemption in views if preemption.id == own.id)
             reason = "a preemption for it is in progress"

@@ -46,9 +46,10 @@ HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "cannot allocate all claims",
-        "wait until pods have ended: no pod is evicted for one with ResourceClaims, as only "
-        "kube-scheduler knows which GPUs these select; a pod that requests GPUs by resource names "
-        "gets them by its priority",
+        "wait until pods have ended. Pods are evicted for it by its priority if its only "
+        "ResourceClaim is for devices of gpu.leasehold.dev or whole-gpu.leasehold.dev, without "
+        "selectors, constraints, tolerations or parameters: only kube-scheduler knows which GPUs "
+        "others select. A pod that requests GPUs by resource names gets them by its priority",
     ),
     (
         "didn't have free ports",

@@ -30,7 +30,7 @@ from shared.model.leases.lease import (
     share_key,
 )
 from shared.model.leases.ledger import NodeTotals, WaitingPod, waits_for_budget
-from shared.model.leases.preemption import PreemptionState, devices_of
+from shared.model.leases.preemption import PreemptionState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.views.gpus import DeviceReservation, DeviceView, HeldShare, MeasuredView
 from shared.model.views.leases import StartView
@@ -365,7 +365,7 @@ def _reservations(state: PreemptionState) -> dict[DeviceUuid, DeviceReservation]
             view = DeviceReservation(
                 namespace=preemption.preemptor_namespace, name=preemption.preemptor_name
             )
-            reservations |= dict.fromkeys(devices_of(preemption.wanted), view)
+            reservations |= dict.fromkeys(preemption.devices, view)
     for start in state.starts:
         [first, *_] = start.wanted
         name = f"gang {start.gang.name.rpartition('/')[2]}" if start.gang else first.name

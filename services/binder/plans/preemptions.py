@@ -5,11 +5,12 @@ other pod gets what becomes free.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from services.binder.clients import PodClient
+from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import count_eviction
 from services.binder.plans.claimed_devices import placement_of, placements_among, reserve_claimed
@@ -57,10 +58,14 @@ from shared.runtime.span_attributes import (
 )
 from shared.runtime.telemetry import Tracing
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
+SLICES_S = 5.0
+"""The same for one that waits for a ResourceClaim: each makes kube-scheduler try all such pods."""
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
 STEP_S = 0.5
@@ -110,6 +115,7 @@ class PlannedPreemptions:
     events: EventRecorder
     clock: Clock
     offers: SchedulerOffers
+    agents: NodeAgentClient
     starts: PlannedStarts
     leadership: Leadership
     is_busy: Callable[[], bool] = lambda: False
@@ -257,16 +263,17 @@ class PlannedPreemptions:
             for victim in preemption.victims
             for holder in victim.leases
         ]
+        holders = [holder for preemption in wanting for holder in preemption.holders]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
-        loaded = await self.ledger.load([*pending, *victims])
+        loaded = await self.ledger.load([*holders, *victims])
         leases = {lease.pod: lease for lease in loaded if lease}
         missing = [pod for pod in pending if pod not in waiting and pod not in leases]
         gone = await self.ledger.waiting_pods.list_gone(missing) if missing else set[PodUid]()
         return [
             ObservedPreemption(
                 waiting=[waiting[pod] for pod in preemption.pods if pod in waiting],
-                leases=[leases[pod] for pod in preemption.pods if pod in leases],
+                leases=[leases[holder] for holder in preemption.holders if holder in leases],
                 gone=gone.intersection(preemption.pods),
                 leased_victims=leases.keys()
                 & {holder for victim in preemption.victims for holder in victim.leases},
@@ -394,8 +401,7 @@ class PlannedPreemptions:
             REASON: reason,
             REASON_CODE: str(victim.cause),
         }
-        beneficiaries = [wanted.pod for wanted in preemption.wanted]
-        self.tracing.record_after_start("evict pod", facts, beneficiaries)
+        self.tracing.record_after_start("evict pod", facts, preemption.pods)
 
     async def _reserve(
         self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]
@@ -427,14 +433,23 @@ class PlannedPreemptions:
         # Else it is tried again until the preemption expires.
 
     async def _offer(self, read: StoredPreemption) -> None:
-        """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
+        """Let kube-scheduler try the pod; a binder reserves when that chooses the node.
+
+        It tries one that lacks devices for its ResourceClaim again when slices change.
+        """
         now = self.clock.ticks()
         [wanted] = read.preemption.wanted  # no gang: kube-scheduler binds pods one by one
-        if now >= self._offer_at.get(wanted.pod, 0.0):
-            self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
+        if now < self._offer_at.get(wanted.pod, 0.0):
+            return
+        self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
+        node = wanted.candidates[0].node
+        if read.preemption.claiming is None:
             self._offer_at[wanted.pod] = now + OFFER_S
-            node = wanted.candidates[0].node
             await self.offers.offer(wanted.namespace, wanted.name, wanted.pod, node)
+            return
+        self._offer_at[wanted.pod] = now + SLICES_S
+        if late := await self.agents.renew_slices(node):
+            logger.info("the ResourceSlices of node %s are not renewed: %s", node, late)
 
     async def _cancel(
         self, read: StoredPreemption, reason: str, blocked: Victim | None = None

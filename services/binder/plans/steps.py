@@ -30,6 +30,8 @@ REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLAT
 LATE_S = 30.0
 """So long after the time of an announced eviction, it is announced anew: no binder was there, or
 Redis has an older plan, whose announcement was withdrawn."""
+LOST = "the state in Redis was rebuilt meanwhile"
+GIVEN_BACK = "what was reserved for its ResourceClaim was allocated, and given back"
 MOST_NAMED = 8
 """Evicted pods that an Event names: its text has a bound."""
 
@@ -78,6 +80,8 @@ def next_step(
     announced = preemption.stage is PreemptionStage.ANNOUNCED
     table = (
         (has_lease and bool(preemption.left), Step.CANCEL),
+        # kube-scheduler binds the pod of a claim, once it has written the claim's allocation.
+        (has_lease and reserved and preemption.claiming is not None, Step.WAIT),
         (has_lease and reserved, Step.BIND),
         (has_lease or handed, Step.CLOSE),
         (bool(reason), Step.CANCEL),
@@ -106,7 +110,7 @@ def _cancel_reason(
     if observed.gone:
         return _of_gang(preemption, "the pending pod is gone")
     if pending is not None and not read.claimed:
-        return "the state in Redis was rebuilt meanwhile"
+        return LOST if preemption.claiming is None else GIVEN_BACK
     if now >= preemption.expires_at:
         return "it took too long"
     if not all(may_still_evict(victim, pending, state, now) for victim in preemption.left):
@@ -219,5 +223,5 @@ def _victim_event(victim: Victim, text: str, *, warning: bool = True) -> Kuberne
 def _pending_events(preemption: Preemption, text: str, *, warning: bool) -> list[KubernetesEvent]:
     by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in preemption.victims)
     reason = PRIORITY if by_priority else BUDGET
-    shown_to = preemption.wanted[:MOST_START_EVENTS]
+    shown_to = preemption.preemptors[:MOST_START_EVENTS]
     return [event_of(pod, reason, text, warning=warning) for pod in shown_to]

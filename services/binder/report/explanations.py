@@ -31,7 +31,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import Reservation, UnreadableRecord
-from shared.model.leases.preemption import Victim
+from shared.model.leases.preemption import ClaimingPod, Victim
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
@@ -43,8 +43,8 @@ PLANNED = "GPUStartPlanned"
 WITHDRAWN = "GPUStartWithdrawn"
 NO_END = "GPUStartUnknown"
 Subject = (
-    Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected | PodTerminated
-    | Reservation | StartReported | Victim | ViolationFound
+    ClaimingPod | Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected
+    | PodTerminated | Reservation | StartReported | Victim | ViolationFound
 )  # fmt: skip
 """It has the name of a pod, or of a ResourceClaim."""
 

@@ -98,15 +98,18 @@ class SliceWriter:
             group.create_task(self._write_changes())
             group.create_task(self._recheck_deallocated())
 
-    async def write_now(self) -> str:
+    async def write_now(self, *, renewed: bool = False) -> str:
         """Write the slices for the known leases; return why not, or an empty text.
+
+        If they are `renewed`, they are written with a higher generation even if nothing else of
+        them has changed.
 
         What claims hold without an allocation, which the scheduler does not know, is left out until
         their leases have ended.
         """
         try:
             self._deallocated = await list_deallocated(self.node)
-            await self._write()
+            await self._write(renewed=renewed)
         except LeaseholdError as error:
             return str(error)
         return ""
@@ -136,7 +139,7 @@ class SliceWriter:
                     self._deallocated = await list_deallocated(self.node)
                     self.request()
 
-    async def _write(self) -> None:
+    async def _write(self, *, renewed: bool = False) -> None:
         async with self._writing:
             node = self._claimable_node(await self._read_node_uid())
             node = replace(node, has_groups=await self._may_use_groups(node))
@@ -149,7 +152,7 @@ class SliceWriter:
                     node, generation=max(generations, default=0) + 1, deallocated=self._deallocated
                 )
             }
-            if len(generations) != 1 or not _are_current(wanted, self._stored):
+            if renewed or len(generations) != 1 or not _are_current(wanted, self._stored):
                 await self._replace(wanted, self._stored)
             self.unwritten_reason = None
 

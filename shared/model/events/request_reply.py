@@ -115,6 +115,10 @@ class SlicesRequest(NodeEvent, subject="slices.request.v1"):
     The agent requests its leases anew, and replies once the API server has its slices.
     """
 
+    renewed: bool = False
+    """They are written even if nothing in them has changed, on which kube-scheduler tries pods with
+    ResourceClaims again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesReply(Event, subject="slices.reply.v1"):

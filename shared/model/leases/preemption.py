@@ -87,6 +87,15 @@ def devices_of(wanted: Iterable[Reservation]) -> frozenset[DeviceUuid]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimingPod:
+    """A pod that waits until kube-scheduler allocates its ResourceClaim."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
     """Leases that end early, for a waiting pod or because of a budget's policy."""
 
@@ -95,7 +104,10 @@ class Preemption:
     `violation:` and the victim's UID."""
     victims: tuple[Victim, ...]
     wanted: tuple[Reservation, ...] = ()
-    """Of the preemptor pod, or of all pods of the gang that start together."""
+    """Of the preemptor pod, or of all pods of the gang that start together; of a `claiming` pod,
+    that of its ResourceClaim, which gets the lease."""
+    claiming: ClaimingPod | None = None
+    """The preemptor pod if it waits for a ResourceClaim."""
     gang: Gang | None = None
     priority: int = 0
     preempts: bool = True
@@ -114,7 +126,20 @@ class Preemption:
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
+        return tuple(preemptor.pod for preemptor in self.preemptors)
+
+    @property
+    def preemptors(self) -> tuple[Reservation | ClaimingPod, ...]:
+        return self.wanted if self.claiming is None else (self.claiming,)
+
+    @property
+    def holders(self) -> tuple[PodUid, ...]:
+        """UIDs of what gets the leases: the pods, or the ResourceClaim."""
         return tuple(reservation.pod for reservation in self.wanted)
+
+    @property
+    def devices(self) -> frozenset[DeviceUuid]:
+        return devices_of(self.wanted)
 
     @property
     def preemptor_namespace(self) -> Namespace:
@@ -126,7 +151,7 @@ class Preemption:
         """Of the pod, or `gang NAME`; empty if it is for no pod."""
         if self.gang is not None:
             return f"gang {self.gang.name.rpartition('/')[2]}"
-        return self.wanted[0].name if self.wanted else ""
+        return self.preemptors[0].name if self.wanted else ""
 
     @property
     def left(self) -> tuple[Victim, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.clients import PodClient
+from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.plans.preemptions import PlannedPreemptions
 from services.binder.plans.starts import PlannedStarts
@@ -108,6 +108,17 @@ class RecordedReports(Counts):
         return [event.message for event in self.events if event.name == name]
 
 
+class SliceAgents(NodeAgentClient):
+    """Agents that write ResourceSlices anew."""
+
+    def __init__(self) -> None:
+        self.renewed: list[NodeName] = []
+
+    async def renew_slices(self, node: NodeName) -> str:
+        self.renewed.append(node)
+        return ""
+
+
 class Replicas:
     """A planner, and the parts of a binder that carry its plans out."""
 
@@ -120,6 +131,7 @@ class Replicas:
         reader: PlannerClient | None,
     ) -> None:
         client = pods or PodClient(at.kube)
+        self.agents = SliceAgents()
         self.starts = PlannedStarts(
             ledger=at.ledger,
             store=at.preemptions,
@@ -134,6 +146,7 @@ class Replicas:
             events=at.reports,
             clock=at.clock,
             offers=SchedulerOffers(at.ledger.waiting_pods, PodClient(at.kube), at.clock),
+            agents=self.agents,
             starts=self.starts,
             leadership=Leadership(at.preemptions, "binder"),
         )

@@ -63,6 +63,19 @@ async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_on
         await until(lambda: memory(cluster) == ["15Gi", "15Gi"])
 
 
+async def test_slices_that_have_not_changed_are_written_if_they_are_to_be_renewed() -> None:
+    async with serving_claims() as (cluster, agent):
+        generations = []
+        for renewed in (False, True):
+            await agent.write_slices(SlicesRequest(node=NodeName(NODE), renewed=renewed))
+            [written] = slices_of(cluster)
+            generations.append(written["spec"]["pool"]["generation"])
+
+        first, then = generations
+        assert then == first + 1
+        assert memory(cluster) == ["15Gi", "15Gi"]
+
+
 async def test_a_slice_that_is_deleted_changed_or_lost_to_a_starting_kubelet_is_written_again() -> (
     None
 ):

@@ -45,7 +45,10 @@ def test_a_pod_of_a_placer_is_shown_as_it_was_refused() -> None:
         ),
         ("2 node(s) didn't match pod anti-affinity rules.", "preferredDuringScheduling"),
         ("2 node(s) didn't match pod topology spread constraints.", "ScheduleAnyway"),
-        ("0/2 nodes are available: 2 cannot allocate all claims.", "by resource names gets them"),
+        (
+            "0/2 nodes are available: 2 cannot allocate all claims.",
+            "if its only ResourceClaim is for devices of gpu.leasehold.dev",
+        ),
         ("2 node(s) didn't have free ports for the requested pod ports.", "leave hostPort out"),
         ("filter: the extender did not reply: no reply in time", "`leasehold doctor` shows"),
         (
