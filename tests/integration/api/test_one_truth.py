@@ -71,8 +71,8 @@ from tests.support.timekeeper.accounts import (
     AccountLedger,
     FixedBudgets,
     budget,
-    lease,
 )
+from tests.support.timekeeper.accounts import lease as half_a_gpu
 from tests.support.waiting import until
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
@@ -279,7 +279,7 @@ async def test_the_budget_is_the_same_in_command_object_page_report_and_metrics(
     limit = {TEAM: budget(LIMIT_MINUTES, TEAM)}
     accounts = AccountLedger("", day.shown.ledger, store, FixedBudgets(given=limit))
     now_ms = await store.now_ms()
-    half = lease("earlier", created_ms=now_ms - 50 * MINUTE_MS, namespace=TEAM)
+    half = half_a_gpu("earlier", created_ms=now_ms - 50 * MINUTE_MS, namespace=TEAM)
     await accounts.journal("restored", now_ms, half)
     await accounts.journal("ended", now_ms, half)
     keeper = accounts.timekeeper(store=store)
