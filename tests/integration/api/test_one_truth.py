@@ -284,7 +284,7 @@ async def test_the_budget_is_the_same_in_command_object_page_report_and_metrics(
     await accounts.journal("ended", now_ms, half)
     keeper = accounts.timekeeper(store=store)
     reported = {event.namespace: event for event in await keeper.count()}
-    before = {"used_units": 0, "current_rate_milli_gpu": 0, "reported_at": time.time() - 60}
+    before: dict[str, Any] = {"used_units": 0, "current_rate_milli_gpu": 0, "reported_at": time.time() - 60}
     await day.shown.preemptions.save_budget(replace(reported[TEAM], **before))
     balance = keeper.balance_of(TEAM)
 
@@ -301,7 +301,7 @@ async def test_the_budget_is_the_same_in_command_object_page_report_and_metrics(
     _, report = await day.shown.get("/api/v1/reports/showback")
     charged = sum(float(row["gpu_minutes"]) for row in report["rows"] if row["namespace"] == TEAM)
     assert (charged + float(report["not_charged"][TEAM]),) == near(used)
-    of_team = {"namespace": TEAM}
+    of_team: dict[str, str] = {"namespace": TEAM}
     exported = [
         REGISTRY.get_sample_value(f"leasehold_budget_{name}", of_team)
         for name in ("used_gpu_seconds", "remaining_gpu_seconds", "current_rate_gpus")
