@@ -17,7 +17,12 @@ from services.api.http.first_pod import first_pod
 from services.api.http.histories import PERIOD, RANGE, HistorySource, history_view
 from services.api.http.pod_objects import PodObjects
 from services.api.http.tried_pods import tried_pods
-from services.api.projection.lease_views import balances, budget_view, uncharged_minutes
+from services.api.projection.lease_views import (
+    balances,
+    budget_summary,
+    budget_view,
+    uncharged_minutes,
+)
 from services.api.projection.page_views import (
     BudgetHistory,
     FinishedView,
@@ -55,7 +60,7 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.ledger.budgets import Budgets
 from shared.model.bounds import check_bounds
-from shared.model.budgets.budget import ChargeEntry
+from shared.model.budgets.budget import Accounts, ChargeEntry
 from shared.model.budgets.cost_records import CostView
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
@@ -307,10 +312,15 @@ class ReadApi:
 
     @ROUTES.at("/api/v1/namespaces/{namespace}")
     async def namespace(self, call: ApiCall) -> NamespaceDetails:
-        """Return a namespace, and the history of its budget in the open window."""
+        """Return a namespace, its budget as of now, and the budget's history in the open window."""
         view = self._namespace(call)
-        history = await self._budget_history(view)
-        return NamespaceDetails.from_attributes(view, budget_history=history)
+        accounts = await self.budgets.all_accounts([view.namespace])
+        current = balances(accounts)
+        if not current:
+            return NamespaceDetails.from_attributes(view)
+        budget = budget_summary(current[0], view.budget)
+        history = await self._budget_history(accounts)
+        return NamespaceDetails.from_attributes(view, budget=budget, budget_history=history)
 
     @ROUTES.at("/api/v1/namespaces/{namespace}/history", RANGE)
     async def namespace_history(self, call: ApiCall) -> HistoryView:
@@ -551,19 +561,17 @@ class ReadApi:
             text = f"{call.viewer.name} may not {right} in namespace {namespace}"
             raise AccessDeniedError(text, authenticated=not call.anonymous)
 
-    async def _budget_history(self, view: NamespaceView) -> BudgetHistory | None:
-        (account,) = await self.budgets.load({view.namespace: None})
-        if not account.windows:
-            return None
+    async def _budget_history(self, accounts: Accounts) -> BudgetHistory:
+        (account,) = accounts.accounts
         window = account.windows[-1]
         entries: list[ChargeEntry] = []
-        async for entry in self.budgets.all_entries(view.namespace, after=f"{window.start_ms}-0"):
+        async for entry in self.budgets.all_entries(
+            account.namespace, after=f"{window.start_ms}-0"
+        ):
             entries.append(entry)
             if len(entries) == MOST_CHARGES:
                 break
-        is_reported = view.budget is not None and view.budget.window == window.id
-        at = view.budget.at if view.budget and is_reported else self.service.clock.now()
-        return budget_history(account, window, entries, at_ms=round(at * 1000))
+        return budget_history(account, window, entries, at_ms=accounts.now_ms)
 
     async def _trace(self, pod: PodUid) -> TraceView:
         """Return the spans that can be read here, or else the times of the pod's steps."""

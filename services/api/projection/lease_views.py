@@ -4,9 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
 
-from services.api.projection.page_views import NodeView
+from services.api.projection.page_views import BudgetSummary, NodeView
 from shared.model.budgets.balance import balance
-from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
+from shared.model.budgets.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Accounts,
+    Balance,
+    Budget,
+    minutes,
+)
 from shared.model.budgets.weights import milli_gpu, milli_gpu_of, shares_by_device
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share, bookings
@@ -182,6 +188,23 @@ def budget_view(current: Balance) -> BudgetView:
         leases=current.leases,
         problem=current.problem,
         exhausted_at=None if current.exhausted_at_ms is None else current.exhausted_at_ms / 1000,
+        currency=current.currency,
+    )
+
+
+def budget_summary(current: Balance, reported: BudgetSummary | None) -> BudgetSummary:
+    """Return a balance with what follows from its state for pods, as reported last."""
+    remaining = current.remaining_units
+    return BudgetSummary(
+        state=current.state,
+        lease_class=reported.lease_class if reported else "",
+        new_pods=reported.new_pods if reported else "",
+        window=current.window.id,
+        used_minutes=current.used_units / UNITS_PER_GPU_MINUTE,
+        remaining_minutes=None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
+        current_rate_milli_gpu=current.current_rate_milli_gpu,
+        exhausted_at=None if current.exhausted_at_ms is None else current.exhausted_at_ms / 1000,
+        at=current.at_ms / 1000,
         currency=current.currency,
     )
 

@@ -20,7 +20,7 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A namespace's budget, as the timekeeper reported it last."""
+    """A namespace's budget: at `at`, as the timekeeper reported it last, or as read for details."""
 
     state: str
     lease_class: str

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from msgspec import structs
+import msgspec
+from msgspec import Raw, structs
 
 from services.api.projection.lease_views import closed_by, device_view, held_share, phase_of
 from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
@@ -46,9 +47,13 @@ NAMESPACES: ChangeKey = ("namespaces", "")
 PROBLEMS: ChangeKey = ("problems", "")
 DATA: ChangeKey = ("data", "")
 
-
+_encode = msgspec.json.Encoder().encode
 _NamespaceUsage = Counter[str]
 """By the fields of `NamespaceView`, of leases on one node or on all."""
+
+
+def encoded(view: DeviceView) -> Raw:
+    return Raw(_encode(view))
 
 
 class Projection:
@@ -65,6 +70,9 @@ class Projection:
         self.hardware: dict[DeviceUuid, Hardware] = {}
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
+        self._total_usage: dict[Namespace, _NamespaceUsage] | None = None
+        """Of all nodes; None since a node's usage has changed."""
+        self._encoded: dict[DeviceUuid, tuple[DeviceView, Raw]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
         self._running: dict[NodeName, Mapping[ShareKey, tuple[ProcessUse, ...]]] = {}
         self._reservations: Mapping[DeviceUuid, DeviceReservation] = {}
@@ -119,6 +127,7 @@ class Projection:
         self.totals[name] = totals
         if (earlier.leases if earlier else ()) != totals.leases:
             self._usage[name] = _usage_by_namespace(totals.leases)
+            self._total_usage = None
             changed.add(NAMESPACES)
         return changed
 
@@ -128,6 +137,7 @@ class Projection:
             return set()
         self.totals.pop(name, None)
         self._usage.pop(name, None)
+        self._total_usage = None
         self._measured.pop(name, None)
         return {("node", name), NAMESPACES, *self._remove_devices(node.devices)}
 
@@ -135,7 +145,16 @@ class Projection:
         removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
         for uuid in removed:
             self.hardware.pop(uuid, None)
+            self._encoded.pop(uuid, None)
         return {("device", uuid) for uuid in removed}
+
+    def encoded(self, view: DeviceView) -> Raw:
+        """Return a device as JSON, which is kept until it changes."""
+        kept = self._encoded.get(view.uuid)
+        if kept is None or kept[0] is not view:
+            kept = view, encoded(view)
+            self._encoded[view.uuid] = kept
+        return kept[1]
 
     def leases_of(self, nodes: Iterable[NodeName]) -> dict[PodUid, Lease]:
         read = (self.totals[name] for name in nodes if name in self.totals)
@@ -274,7 +293,7 @@ class Projection:
         healthy = [view for view in self.devices.values() if view.healthy]
         used = {
             name: GpuAmount(cores_percent=usage["cores_percent"], memory_mib=usage["memory_mib"])
-            for name, usage in self._usage_by_namespace().items()
+            for name, usage in self._usage_of_namespaces().items()
         }
         return FairShare(
             total=GpuAmount(
@@ -290,7 +309,12 @@ class Projection:
             },
         )
 
-    def _usage_by_namespace(self) -> dict[Namespace, _NamespaceUsage]:
+    def _usage_of_namespaces(self) -> Mapping[Namespace, _NamespaceUsage]:
+        if self._total_usage is None:
+            self._total_usage = self._add_up_usage()
+        return self._total_usage
+
+    def _add_up_usage(self) -> dict[Namespace, _NamespaceUsage]:
         total: dict[Namespace, _NamespaceUsage] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
@@ -300,7 +324,7 @@ class Projection:
         return total
 
     def namespaces(self) -> list[NamespaceView]:
-        total = self._usage_by_namespace()
+        total = self._usage_of_namespaces()
         pods = chain(self.waiting.values(), self.gated.values())
         waiting = Counter(pod.queued.namespace for pod in pods)
         names = sorted({*total, *waiting, *self.budgets})
@@ -317,7 +341,7 @@ class Projection:
     def known_namespaces(self) -> frozenset[Namespace]:
         return frozenset(
             {
-                *(name for usage_on_node in self._usage.values() for name in usage_on_node),
+                *self._usage_of_namespaces(),
                 *(pod.queued.namespace for pod in self.waiting.values()),
                 *(pod.queued.namespace for pod in self.gated.values()),
                 *self.budgets,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, TypeVar
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import (
@@ -24,7 +24,7 @@ from services.api.projection.problems import (
     affected_objects,
     problems_of,
 )
-from services.api.projection.projection import ChangeKey, Projection
+from services.api.projection.projection import ChangeKey, Projection, encoded
 from services.api.projection.recent_events import PROBLEM, SOLVED
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
@@ -62,7 +62,8 @@ class StateView(View, frozen=True, kw_only=True):
     id: str
     now: float
     nodes: tuple[NodeView, ...]
-    devices: tuple[DeviceView, ...]
+    devices: tuple[Raw, ...]
+    """Each a DeviceView as JSON."""
     waiting: QueueView
     namespaces: tuple[NamespaceView, ...]
     events: tuple[EventView, ...]
@@ -76,7 +77,7 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
     now: float
     nodes: tuple[NodeView, ...] = ()
     removed_nodes: tuple[str, ...] = ()
-    devices: tuple[DeviceView, ...] = ()
+    devices: tuple[Raw, ...] = ()
     removed_devices: tuple[str, ...] = ()
     waiting: QueueView | UnsetType = UNSET
     namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
@@ -115,7 +116,7 @@ class VisibleCluster:
             id=position,
             now=self.now,
             nodes=tuple(nodes[name] for name in sorted(nodes)),
-            devices=tuple(map(self.device, self.projection.devices.values())),
+            devices=tuple(map(self.encoded_device, self.projection.devices.values())),
             **{kind: value() for kind, value in self._lists(after_event=0).items()},
         )
 
@@ -129,7 +130,7 @@ class VisibleCluster:
         nodes, removed_nodes = _present(changed.get("node", ()), self.projection.nodes)
         return DeltaView(
             now=self.now,
-            devices=tuple(map(self.device, devices)),
+            devices=tuple(map(self.encoded_device, devices)),
             removed_devices=removed_devices,
             nodes=nodes,
             removed_nodes=removed_nodes,
@@ -180,8 +181,14 @@ class VisibleCluster:
         hardware = self.projection.hardware.get(view.uuid)
         return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
+    def encoded_device(self, view: DeviceView) -> Raw:
+        shown = self.device(view)
+        return self.projection.encoded(view) if shown is view else encoded(shown)
+
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others; copied only if something differs."""
+        if self.visible is all_namespaces and not _any_unused(view.shares):
+            return view
         shares = tuple(map(self._share, view.shares))
         differs = view.fault or view.leftovers or view.reservation or _any_idle(shares)
         if not differs and all(map(is_, shares, view.shares)):
@@ -431,6 +438,12 @@ class VisibleCluster:
     def _event(self, event: EventView) -> EventView:
         is_shown = not event.beneficiary or self.visible(event.for_namespace)
         return event if is_shown else structs.replace(event, beneficiary="")
+
+
+def _any_unused(shares: Iterable[HeldShare]) -> bool:
+    return any(
+        share.measured is not None and share.measured.idle_since is not None for share in shares
+    )
 
 
 def _any_idle(shares: Iterable[HeldShare]) -> bool:

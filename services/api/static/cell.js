@@ -57,7 +57,8 @@ export class Cell {
     setText(this.note, device.healthy ? note : faultText(device));
     setProperty(this.free, "flex-grow", Math.max(device.memory_mib - device.used_memory_mib, 0));
     setProperty(this.cores, "--leased", part(device.used_cores_percent, 100));
-    setProperty(this.cores, "--measured", part(measuredCores(device), 100));
+    const used = measuredCores(device);
+    setProperty(this.cores, "--measured", used === null ? null : part(used, 100));
     const shares = lastingShares(device);
     while (this.shares.length > shares.length) this.shares.pop().remove();
     for (const [at, [share, held]] of shares.entries()) this.drawShare(at, share, held);
@@ -83,7 +84,8 @@ export class Cell {
       "class",
       `share ${share.state} ${colour}${measured ? " measured" : ""}${measured?.idle && !this.byUse ? " idle" : ""}`,
     );
-    setProperty(element, "--memory", part(measured?.memory_mib, share.memory_mib));
+    const used = measured ? part(measured.memory_mib, share.memory_mib) : null;
+    setProperty(element, "--memory", used);
     setText(element, [share.mig?.profile, share.name].filter(Boolean).join(" "));
     setProperty(element, "flex-grow", held);
     setAttribute(element, "data-pod", share.pod ?? "");

@@ -38,11 +38,11 @@ export function setText(element, text) {
   element.textContent = text;
 }
 
-/** Set a custom property of an element's style; does nothing if it is unchanged. */
+/** Set a property of an element's style, or remove it for null; does nothing if it is unchanged. */
 export function setProperty(element, name, value) {
   element.currentProperties ??= {};
   const properties = element.currentProperties;
-  if (properties[name] === value) return;
+  if ((properties[name] ?? null) === value) return;
   properties[name] = value;
   element.style.setProperty(name, value);
 }

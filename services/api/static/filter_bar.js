@@ -2,7 +2,7 @@
 
 import { model } from "./devices.js";
 import { el, setAttribute, setText } from "./dom.js";
-import { count } from "./format.js";
+import { count, grouped } from "./format.js";
 import { FACETS } from "./route.js";
 
 const TITLES = { node: "Node", model: "Model", namespace: "Namespace", state: "State" };
@@ -67,7 +67,7 @@ export class FilterBar {
     setText(
       this.shown,
       filter.active
-        ? `${shownCount.toLocaleString("en")} of ${count(items.length, ...this.noun)}`
+        ? `${grouped(shownCount)} of ${count(items.length, ...this.noun)}`
         : count(shownCount, ...this.noun),
     );
   }
@@ -86,7 +86,7 @@ export class FilterBar {
       { class: "nothing" },
       `Nothing matches ${what || "these filters"} here. `,
       ...elsewhere().flatMap(({ title, number, href }) => [
-        el("a", { href }, `${title}: ${number.toLocaleString("en")}`),
+        el("a", { href }, `${title}: ${grouped(number)}`),
         " ",
       ]),
       el("button", { type: "button", onclick: () => this.setParams(null) }, "Clear filters"),
@@ -170,7 +170,7 @@ class Menu {
             onchange: (event) => this.choose(value, event.target.checked),
           }),
           el("span", {}, label(this.facet, value)),
-          el("small", {}, number.toLocaleString("en")),
+          el("small", {}, grouped(number)),
         ),
       ),
       found.length > MOST

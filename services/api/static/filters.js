@@ -1,6 +1,6 @@
 // Which items of a list are shown: by words, by facets, and by free memory. All of it is in the URL.
 import { freeMib, statesOf } from "./devices.js";
-import { words } from "./format.js";
+import { byName, words } from "./format.js";
 import { FACETS } from "./route.js";
 import { matcher } from "./words.js";
 
@@ -113,7 +113,7 @@ export class Filter {
       for (const value of new Set(this.values(facet, item)))
         counts.set(value, (counts.get(value) ?? 0) + 1);
     }
-    return [...counts].sort(([one], [two]) => one.localeCompare(two, "en", { numeric: true }));
+    return [...counts].sort(([one], [two]) => byName(one, two));
   }
 
   /** The facets that this list has. */

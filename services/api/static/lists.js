@@ -4,12 +4,10 @@ import { el, setAttribute, setText } from "./dom.js";
 import { FilterBar } from "./filter_bar.js";
 import { Filter, reasonOf } from "./filters.js";
 import { Fleet } from "./fleet.js";
-import { age, clock, count, latency, mib, short } from "./format.js";
+import { age, byName, clock, count, latency, mib, short } from "./format.js";
 import { url } from "./route.js";
 import { Table } from "./table.js";
 import { VirtualRows } from "./virtual.js";
-
-const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 /** A list with a heading, its filters, and what is shown if it is empty. */
 class List {

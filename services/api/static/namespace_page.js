@@ -153,7 +153,7 @@ export class NamespacePage extends Detail {
     this.promises.fill(...(this.kept ? [facts(this.kept)] : []));
     this.drawGrants(namespace?.budget?.currency);
     if (!namespace) return this.head(this.id, this.gone ? "nothing leased" : "", "");
-    const { budget } = namespace;
+    const budget = newest(namespace.budget, this.found?.budget);
     const minutes = (amount) =>
       amount === null
         ? "no limit"
@@ -211,6 +211,11 @@ export class NamespacePage extends Detail {
     this.drawn = this.found;
     this.chart.draw(budgetChart(history, budget));
   }
+}
+
+/** The budget that was read last: changes of its state are reported at once, amounts once a minute. */
+function newest(one, two) {
+  return (two?.at ?? 0) > (one?.at ?? 0) ? two : one;
 }
 
 /** What is used, in money if the budget is, the limit, and how it goes on at the current rate. */

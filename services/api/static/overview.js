@@ -6,7 +6,18 @@ import { faultText, totals } from "./devices.js";
 import { el, facts, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
 import { FirstPage } from "./first_page.js";
 import { Fleet } from "./fleet.js";
-import { age, count, gpuHours, gpus, mib, percent, promiseTexts, short, words } from "./format.js";
+import {
+  age,
+  byName,
+  count,
+  gpuHours,
+  gpus,
+  mib,
+  percent,
+  promiseTexts,
+  short,
+  words,
+} from "./format.js";
 import { Histories, percentChart } from "./histories.js";
 import { eventParts, podLink, waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
@@ -22,7 +33,6 @@ const USES = {
   stranded: "Free, but too little for any pod",
   unleased: "Free",
 };
-const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Overview {
   constructor(app) {

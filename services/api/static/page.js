@@ -3,7 +3,7 @@ import { Banner } from "./banner.js";
 import { reserveColours } from "./colours.js";
 import { el, oncePerFrame, setAttribute, setText } from "./dom.js";
 import { Filter } from "./filters.js";
-import { age } from "./format.js";
+import { age, grouped } from "./format.js";
 import { EventsView, GpusView, NamespacesView, WaitingView } from "./lists.js";
 import { NamespacePage } from "./namespace_page.js";
 import { GpuPage, NodePage } from "./node_page.js";
@@ -314,7 +314,7 @@ class App {
   count() {
     const { store } = this;
     for (const { view, number } of this.matches(sharedParams(this.params())))
-      setText(this.tabs[view].number, number.toLocaleString("en"));
+      setText(this.tabs[view].number, grouped(number));
     this.tabs.waiting.root.classList.toggle("attention", store.waiting.total > 0);
     if (this.shownTab === this.route.view) return;
     this.shownTab = this.route.view;

@@ -1,5 +1,6 @@
 // A sortable table of any length; the column and the direction are in the URL.
 import { el, setAttribute, setText } from "./dom.js";
+import { byName } from "./format.js";
 import { VirtualRows } from "./virtual.js";
 
 /**
@@ -109,7 +110,7 @@ function comparison(value, sign) {
     if (leftEmpty || rightEmpty) return Number(leftEmpty) - Number(rightEmpty);
     return (
       sign *
-      (typeof left === "string" ? left.localeCompare(right, "en", { numeric: true }) : left - right)
+      (typeof left === "string" ? byName(left, right) : left - right)
     );
   };
 }

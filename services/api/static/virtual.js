@@ -39,7 +39,7 @@ export class VirtualRows {
     if (!this.painted) afterPaint(() => this.renderRest());
   }
 
-  /** Draw the rows outside the window, too, if there are few: the first picture does not wait for them. */
+  /** Draw rows outside the window, too, for which the first picture does not wait. */
   renderRest() {
     this.painted = true;
     this.render();
@@ -57,10 +57,11 @@ export class VirtualRows {
     if (!this.root.isConnected) return;
     const top = -this.root.getBoundingClientRect().top;
     const isShort = this.painted && this.items.length <= FEW;
-    const from = isShort ? 0 : this.indexAt(top - MARGIN);
+    const margin = this.painted ? MARGIN : 0;
+    const from = isShort ? 0 : this.indexAt(top - margin);
     const to = isShort
       ? this.items.length
-      : Math.min(this.indexAt(top + innerHeight + MARGIN) + 1, this.items.length);
+      : Math.min(this.indexAt(top + innerHeight + margin) + 1, this.items.length);
     const wanted = new Set(this.keys.slice(from, to));
     for (const [key, row] of this.shown) {
       if (wanted.has(key) || (row.root.contains(document.activeElement) && this.keys.includes(key)))

@@ -75,7 +75,7 @@ from shared.kubernetes.types import ApiNode, ApiPod, ObjectList
 from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
-from shared.model.findings import Finding, SkipError, fail, ok, warn
+from shared.model.findings import Finding, Outcome, SkipError, fail, ok, warn
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import PodUid
@@ -216,6 +216,10 @@ class NodeProbes:
             raise UnavailableError(f"the agent's metrics cannot be read: {error}") from error
         return dict(_STATE.findall(page))
 
+    def _require_devices(self) -> None:
+        if not self.devices and not self.ledger_is_readable:
+            raise SkipError(NO_LEDGER)
+
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
         if not self.ledger_is_readable:
@@ -283,6 +287,7 @@ class NodeProbes:
         return judge.node_resources(amounts, shown.served, shown.node_status)
 
     async def list_sizes(self) -> Finding:
+        self._require_devices()
         return judge.list_sizes(self.shown.served)
 
     async def device_health(self) -> Finding:
@@ -305,7 +310,10 @@ class NodeProbes:
         return judge.driver(gpus, self.gpus.driver.unreadable)
 
     async def mig_modes(self) -> Finding:
-        return judge.mig_modes(await self._discovery, self.devices)
+        finding = judge.mig_modes(await self._discovery, self.devices)
+        if finding.outcome is Outcome.OK:
+            self._require_devices()
+        return finding
 
     async def library(self) -> Finding:
         simulated = simulated_library(self.settings.library_root).path
@@ -381,6 +389,8 @@ class NodeProbes:
         entries = self._checkpoint().entries
         leases = self.leases
         samples = await self.gpus.sample()
+        if not samples:
+            raise SkipError("no GPU responds: see the check `driver`")
         pids = {
             process.pid: sample.sampled_at_s for sample in samples for process in sample.processes
         }
@@ -425,6 +435,8 @@ class NodeProbes:
         return judge_open_settings(await asyncio.to_thread(open_settings, self.runtime_root))
 
     async def visible_gpus(self) -> Finding:
+        if isinstance(self.kubernetes, SkipError):  # nor is there an account for the kubelet
+            raise self.kubernetes
         directories = self.settings.bundle_directories
         views = ContainerViews(directories, self.settings.proc_dir)
         seen = await asyncio.to_thread(views.look_at_all)

@@ -481,7 +481,7 @@ async def test_a_budget_has_its_limit_and_agrees_with_the_text(
         previous_state="ok",
         lease_class="guaranteed",
         window="w",
-        reported_at=now,
+        reported_at=now + 60,  # later than what the page reads itself
         used_units=40 * minute,
         remaining_units=60 * minute,
         current_rate_milli_gpu=2_000,

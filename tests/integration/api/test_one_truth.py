@@ -29,6 +29,7 @@ from services.api.reports.history import (
     range_of,
 )
 from services.api.reports.prometheus import Prometheus
+from services.cli.admin.budget import budget_table
 from services.cli.admin.reports import by_owner, idle_table, starts_table
 from services.cli.inspect import render
 from services.node_agent.usage.leased_containers import LeasedContainer
@@ -36,6 +37,8 @@ from services.node_agent.usage.measurements import MeasuredContainer, MeasuredSh
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.timekeeper.cost_recorder import CostRecorder
+from services.timekeeper.report.budget_reports import budget_status
+from shared.kubernetes.types import RawObject
 from shared.model.budgets.cost_records import IDLE, USED
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import UsageReply
@@ -48,7 +51,7 @@ from shared.model.leases.preemption import (
 )
 from shared.model.names import Namespace, NodeName
 from shared.model.requests.placement import Placement
-from shared.model.views.budgets import IdleView
+from shared.model.views.budgets import BudgetsView, IdleView
 from shared.model.views.gpus import GpusView
 from shared.model.views.leases import LeasesView
 from shared.model.views.promises import PromisesView
@@ -63,6 +66,13 @@ from tests.support.servers.prometheus import (
     prometheus,
     sample_lines,
 )
+from tests.support.timekeeper.accounts import (
+    MINUTE_MS,
+    AccountLedger,
+    FixedBudgets,
+    budget,
+)
+from tests.support.timekeeper.accounts import lease as half_a_gpu
 from tests.support.waiting import until
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
@@ -76,6 +86,9 @@ PHASES = {"Unhealthy": 1, "Closed": 1, "Reserved": 1, "Leased": 3, "Free": 1}
 TEAM = Namespace("team")
 FIRST: dict[str, Any] = {"container": "first", "init": True}
 """An init container, which has more than the container after it."""
+LIMIT_MINUTES = 600
+USED_MINUTES = 25
+"""By half a GPU, before the day's pods."""
 PROMISES = (
     *((PromiseOutcome.KEPT, HOUR_S * hours) for hours in (1, 3, 5)),
     (PromiseOutcome.WITHDRAWN, 60.0),
@@ -257,6 +270,56 @@ async def test_what_is_idle_is_the_same_in_tile_list_report_costs_and_metrics(
     recorded_ms = sum(hour.recorded_ms for hour in hours)
     used, unused = (sum(row[use] for row in sums) for use in (USED, IDLE))
     assert (used, unused) == (round(1000 * BUSY) * recorded_ms, 1000 * UNUSED * recorded_ms)
+
+
+async def test_the_budget_is_the_same_in_command_object_page_report_and_metrics(
+    browser: Browser, day: Day
+) -> None:
+    store = day.shown.budgets
+    limit = {TEAM: budget(LIMIT_MINUTES, TEAM)}
+    accounts = AccountLedger("", day.shown.ledger, store, FixedBudgets(given=limit))
+    now_ms = await store.now_ms()
+    half = half_a_gpu("earlier", created_ms=now_ms - 50 * MINUTE_MS, namespace=TEAM)
+    await accounts.journal("restored", now_ms, half)
+    await accounts.journal("ended", now_ms, half)
+    keeper = accounts.timekeeper(store=store)
+    reported = {event.namespace: event for event in await keeper.count()}
+    before: dict[str, Any] = {"used_units": 0, "current_rate_milli_gpu": 0, "reported_at": time.time() - 60}
+    await day.shown.preemptions.save_budget(replace(reported[TEAM], **before))
+    balance = keeper.balance_of(TEAM)
+
+    _, answer = await day.shown.get("/api/v1/budgets")
+    view = msgspec.convert(answer, BudgetsView)
+    text = printed(budget_table(view.budgets, view.read_at, wide=True))
+    row = re.search(rf"team +ok +\[#\.+\] +(\S+) +(\S+) +(\S+) +{LEASED:.3f} GPU +3 ", text)
+    assert row is not None, text
+    used, allowed, left = map(float, row.groups())
+    assert (used, allowed, left) == near(USED_MINUTES, LIMIT_MINUTES, LIMIT_MINUTES - USED_MINUTES)
+    status = budget_status(keeper.accounts[TEAM], balance, RawObject(), {})
+    assert (float(status.used_minutes), float(status.remaining_minutes or 0)) == near(used, left)
+    assert (status.state, status.current_rate, status.leases) == ("ok", 1000 * LEASED, 3)
+    _, report = await day.shown.get("/api/v1/reports/showback")
+    charged = sum(float(row["gpu_minutes"]) for row in report["rows"] if row["namespace"] == TEAM)
+    assert (charged + float(report["not_charged"][TEAM]),) == near(used)
+    of_team: dict[str, str] = {"namespace": TEAM}
+    exported = [
+        REGISTRY.get_sample_value(f"leasehold_budget_{name}", of_team)
+        for name in ("used_gpu_seconds", "remaining_gpu_seconds", "current_rate_gpus")
+    ]
+    assert exported == near(60 * used, 60 * left, LEASED, by=60)
+    page = await opened(browser, day.shown, f"#/namespace/{TEAM}")
+    main = page.get_by_role("main")
+    await expect(main.locator(".tag").first).to_have_text("budget ok")
+    await expect(main).to_contain_text(f"Current rate{LEASED:.2f} GPUs")
+    drawn = await main.text_content() or ""
+    shown = re.search(r"Used([\d.]+) GPU-minutesRemaining([\d.]+) GPU-minutes", drawn)
+    assert shown is not None, drawn
+    assert [float(amount) for amount in shown.groups()] == near(used, left)
+
+
+def near(*amounts: float, by: float = 1.0) -> Any:
+    """These amounts, which change meanwhile."""
+    return pytest.approx(amounts, abs=by * 0.5)
 
 
 async def test_promises_kept_are_the_same_in_api_report_page_and_metrics(

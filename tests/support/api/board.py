@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from services.api.projection.problems import AffectedObject, DataAge
 from services.api.projection.projection import Projection
 from services.api.projection.visible_cluster import VisibleCluster, all_namespaces
@@ -14,6 +16,7 @@ from shared.model.leases.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.leases.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Refusal
+from shared.model.views.gpus import DeviceView
 from tests.support import build
 
 
@@ -68,6 +71,11 @@ def seen(
         now=now,
         idle_after_s=idle_after_s,
     )
+
+
+def devices_of(cluster: VisibleCluster) -> list[DeviceView]:
+    """Return the devices that are sent to the page."""
+    return [msgspec.json.decode(raw, type=DeviceView) for raw in cluster.state("x").devices]
 
 
 def usage(*shares: ShareMeasurement, hardware: Iterable[Hardware] = ()) -> UsageReply:

@@ -21,6 +21,7 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.api.board import (
     budget,
+    devices_of,
     lease,
     node_totals,
     projected,
@@ -83,9 +84,11 @@ def test_only_changes_are_returned() -> None:
 
 def test_a_requested_node_that_is_not_found_is_removed_with_its_devices() -> None:
     board = projected(node_totals(lease()))
+    before = board.namespaces()
 
     changed = board.update_nodes([NodeName("n1")], [])
 
+    assert [one.namespace for one in before] == [lease().namespace]
     assert changed == {("node", "n1"), ("device", "GPU-n1-0"), ("device", "GPU-n1-1"), NAMESPACES}
     assert (board.nodes, board.devices, board.namespaces()) == ({}, {}, [])
 
@@ -109,9 +112,34 @@ def test_the_projection_is_the_latest_read_after_any_history(history: list[list[
     for leases in history:
         board.update_nodes([], [node_totals(*leases)])
 
-    fresh = projected(node_totals(*history[-1]))
-    assert board.devices == fresh.devices
-    assert board.namespaces() == fresh.namespaces()
+        fresh = projected(node_totals(*leases))
+        assert board.devices == fresh.devices
+        assert board.namespaces() == fresh.namespaces()
+        assert devices_of(seen(board)) == list(fresh.devices.values())
+
+
+def test_a_device_is_encoded_once_for_all_viewers_until_it_changes() -> None:
+    board = projected(node_totals(lease(namespace="a"), lease("p2", 1, namespace="b")))
+    first, *_ = seen(board).state("x").devices
+    again, *_ = seen(board).state("x").devices
+    of_b, other = devices_of(seen(board, {"b"}.__contains__))
+    board.update_nodes([], [node_totals(lease(name="renamed"))])
+    changed, *_ = devices_of(seen(board))
+
+    assert again is first
+    assert [of_b.shares[0].name, other.shares[0].namespace] == ["", "b"]
+    assert changed.shares[0].name == "renamed"
+
+
+def test_whether_a_share_is_idle_is_a_matter_of_the_viewer_and_of_time() -> None:
+    board, _ = board_of(IDLE, now=1_500.0)
+    unused = [
+        devices_of(seen(board, now=now, idle_after_s=after))[0].idle_milli_gpu
+        for now, after in ((1_500.0, 600.0), (1_500.0, 400.0), (1_700.0, 600.0))
+    ]
+
+    assert unused[0] == 0
+    assert unused[1] == unused[2] > 0
 
 
 def test_the_queue_is_by_priority_then_by_age_and_positions_count_all_pods() -> None:
@@ -143,12 +171,15 @@ def test_only_the_use_of_other_namespaces_is_shown() -> None:
     board.add_events([PodBound(lease=secret)], 1.0)
     board.update_budgets([budget("secret")])
 
-    state = seen(board, {"mine"}.__contains__, now=2.0).state("x")
+    cluster = seen(board, {"mine"}.__contains__, now=2.0)
+    state = cluster.state("x")
 
-    assert "secret" not in str(state)
-    assert "hidden-name" not in str(state)
+    sent = msgspec.json.encode(state).decode()
+    assert "secret" not in sent
+    assert "hidden-name" not in sent
     assert "waits" not in str(state.waiting.pods)
-    (share,) = next(one for one in state.devices if one.index == 0).shares
+    first, _ = devices_of(cluster)
+    (share,) = first.shares
     hidden = {"pod", "namespace", "name", "container", "dialect", "gang", "created_at", "fence"}
     assert not any(getattr(share, name) for name in hidden)
     assert (share.state, share.memory_mib, share.slot) == ("bound", 1000, 0)

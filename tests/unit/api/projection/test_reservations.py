@@ -19,7 +19,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang
 from tests.support import build
-from tests.support.api.board import node_totals, projected, seen
+from tests.support.api.board import devices_of, node_totals, projected, seen
 from tests.support.snapshots import drawn
 
 TEAM = Namespace("team")
@@ -64,8 +64,8 @@ def test_who_sees_the_pods_namespace_sees_for_which_pod_a_gpu_is_reserved(
     state: PreemptionState, text: str
 ) -> None:
     board = board_of(state)
-    [reserved, free] = seen(board).state("0").devices
-    [hidden, _] = seen(board, {"other"}.__contains__).state("0").devices
+    [reserved, free] = devices_of(seen(board))
+    [hidden, _] = devices_of(seen(board, {"other"}.__contains__))
 
     assert reserved.reservation is not None
     assert reserved.reservation.text == text

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.findings import Outcome
+from shared.model.findings import Outcome, SkipError
 from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import PodUid
 from shared.runtime.settings import load
@@ -128,6 +129,28 @@ async def test_processes_that_use_a_claim_or_have_ended_are_no_finding(
 
     assert (found.outcome, text in found.text) == (outcome, True)
     assert "71" not in found.text
+
+
+@pytest.mark.parametrize("check", ["list_sizes", "mig_modes", "processes", "visible_gpus"])
+async def test_what_cannot_be_compared_is_not_found_to_be_right(tmp_path: Path, check: str) -> None:
+    """As on a node without an agent, whose driver does not respond, before it joins a cluster."""
+
+    async def nothing() -> tuple[()]:
+        return ()
+
+    argv = ["--node", NODE, "--state-dir", str(tmp_path), "--proc-dir", str(tmp_path)]
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
+    driver: Any = SimpleNamespace(discover=nothing)
+    probes = NodeProbes(
+        settings,
+        NodeGpus(driver=driver, sample=nothing),
+        kubernetes=SkipError("no kubeconfig"),
+        totals=None,
+        ledger_is_readable=False,
+    )
+
+    with pytest.raises(SkipError):
+        await getattr(probes, check)()
 
 
 @pytest.mark.parametrize(("read_at", "outcome"), [(99.0, Outcome.OK), (101.0, Outcome.FAIL)])
