@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 from pathlib import PurePosixPath
 
@@ -70,6 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long)
         if IN_CI and folders[:2] == ["tests", "e2e"]:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage in what tests make, and not in half a million objects of collected tests."""
+    gc.freeze()
 
 
 def repeated(config: pytest.Config) -> int:

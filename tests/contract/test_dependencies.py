@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
 def imported(*folders: str) -> set[str]:
     """The first names of all modules that the files of folders import, tests left out."""
     found: set[str] = set()

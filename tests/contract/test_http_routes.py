@@ -7,9 +7,8 @@ all of them.
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import aiohttp
@@ -112,15 +111,23 @@ async def test_a_route_that_is_not_listed_as_open_denies_callers_that_are_not_kn
     assert served | (denied & OPEN[port].keys()) == set(OPEN[port])
 
 
+def calls(*names: str) -> Iterator[str]:
+    """Yield the file of each call of one of these attributes of `web`."""
+    for folder in ("services", "shared"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if not any(name in text for name in names):
+                continue  # to parse all files takes seconds
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                    f"web.{name}" for name in names
+                }:
+                    yield str(path.relative_to(ROOT))
+
+
 def test_the_ports_are_all_that_services_serve() -> None:
     """A new application needs an entry here."""
-    making = {
-        str(path.relative_to(ROOT))
-        for folder in ("services", "shared")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "web.Application"
-    }
+    making = set(calls("Application"))
 
     assert services().keys() == OPEN.keys()
     assert making == {
@@ -134,18 +141,9 @@ def test_the_ports_are_all_that_services_serve() -> None:
 
 
 def test_all_applications_are_served_by_the_bounded_listener() -> None:
-    runners: list[str] = []
-    for folder in ("services", "shared"):
-        for path in (ROOT / folder).rglob("*.py"):
-            calls = (node for node in ast.walk(ast.parse(path.read_text())) if is_server(node))
-            runners += [str(path.relative_to(ROOT)) for _ in calls]
+    runners = calls("AppRunner", "ServerRunner", "TCPSite", "UnixSite", "run_app")
 
-    assert runners == ["shared/runtime/listener.py"]
-
-
-def is_server(node: Any) -> bool:
-    names = {"web.AppRunner", "web.ServerRunner", "web.TCPSite", "web.UnixSite", "web.run_app"}
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in names
+    assert list(runners) == ["shared/runtime/listener.py"]
 
 
 def test_bounds_that_are_read_before_a_caller_is_known_are_low() -> None:

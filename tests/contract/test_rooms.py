@@ -50,10 +50,15 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Names of modules that a file imports; of `from a import b` both `a` and `a.b`."""
     found: set[str] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -67,7 +72,7 @@ def reaches_out(path: Path) -> str:
     for name in imported(path):
         if name not in PURE and (name.split(".")[0] in IO or name in IO):
             return f"imports {name}"
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ASYNC):
             return f"waits at line {node.lineno}"
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
@@ -117,7 +122,7 @@ def test_every_folder_has_a_docstring_and_at_most_20_files() -> None:
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in production():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, FUNCTIONS):
                 yield f"{named(path)}:{node.lineno} {node.name}", node
 
@@ -166,7 +171,7 @@ def test_only_one_folder_decodes_kubernetes_objects() -> None:
         for path in production()
         if not named(path).startswith(("shared/kubernetes/", "simcluster/"))
         and named(path) not in BODIES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
         and any(ast.unparse(base).endswith("Struct") for base in node.bases)
         and KUBERNETES_FIELDS
@@ -197,7 +202,9 @@ def bare_tasks(path: Path) -> Iterator[str]:
 
     To `end` a task is no wait for it: it may have ended long before.
     """
-    for function in ast.walk(tree(path)):
+    if not any(name in path.read_text() for name in TASKS):
+        return
+    for function in nodes(path):
         if not isinstance(function, FUNCTIONS):
             continue
         awaited = {

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +15,9 @@ from typing import Any
 import yaml
 
 from services.cli.up.servers import nats_program, valkey_program
+from tests.support.command_server import COMMAND, Forked
 from tests.support.servers.nats import free_port
-from tests.support.stack import Done, run
+from tests.support.stack import Done, command
 from tests.support.waiting import until
 
 FILE = Path(__file__).parents[2] / "compose.yaml"
@@ -39,7 +40,7 @@ class Compose:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ports: defaultdict[tuple[str, str], int] = defaultdict(free_port)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def words(self, service: str) -> list[str]:
         """Return the command of a service as it runs here."""
@@ -55,7 +56,7 @@ class Compose:
             port = ("--port", str(self.ports["redis", "6379"]))
             here = (port, ("--bind", "127.0.0.1"), ("--dir", str(self.root)))
             return [valkey_program(), *(word for pair in (*kept, *here) for word in pair)]
-        return [sys.executable, "-P", "-m", *words]
+        return words
 
     def environment(self, service: str) -> dict[str, str]:
         """Return the variables of a service, without a collector of traces and TLS of Redis."""
@@ -84,19 +85,28 @@ class Compose:
         return _PORT_FLAG.sub(lambda match: str(self.ports[service, match[0]]), text)
 
     def start(self, service: str) -> None:
-        """Start a service, whose output goes to a file."""
-        with (self.root / "logs" / f"{service}.log").open("wb") as log:
-            self.processes[service] = subprocess.Popen(
-                self.words(service),
-                env={**os.environ, **self.environment(service)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        """Start a service, whose output goes to a file. Those of ours are forked."""
+        words = self.words(service)
+        environment = {**os.environ, **self.environment(service)}
+        with (
+            (self.root / "logs" / f"{service}.log").open("wb") as log,
+            Path(os.devnull).open("rb") as nothing,
+        ):
+            if words[0].startswith(MODULES):
+                streams = (nothing.fileno(), log.fileno(), log.fileno())
+                self.processes[service] = Forked(
+                    words[1:], environment, streams=streams, module=words[0]
+                )
+            else:
+                self.processes[service] = subprocess.Popen(
+                    words, env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
 
     async def command(self, *arguments: str) -> Done:
         """Run a command as `docker compose run --rm operator` does."""
         entry = SERVICES["operator"]["entrypoint"]
-        return await run(sys.executable, *entry[1:], *arguments, env=self.environment("operator"))
+        assert entry[1:] == ["-m", COMMAND]
+        return await command(*arguments, env=self.environment("operator"))
 
     def log(self, service: str) -> str:
         """Return what a service has written."""
@@ -105,11 +115,11 @@ class Compose:
     def stop(self) -> None:
         """Stop what runs."""
         for process in self.processes.values():
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
         for process in self.processes.values():
             try:
                 process.wait(20)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, TimeoutError):
                 process.kill()
                 process.wait()
 

@@ -1,4 +1,4 @@
-"""Python modules that `leasehold up` starts, as forks of a process that has imported most of them.
+"""Python modules that tests and `leasehold up` start, as forks of a process that imported most.
 
 A service spends two thirds of its start on imports, and end-to-end tests start hundreds. Everything
 else is as after `exec`: process, session, variables, words, output and signals are its own.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Never
 
 import shared
 
@@ -52,14 +52,15 @@ async def _start(
     def become_module() -> None:
         """Run where the new process would execute the interpreter, and never return."""
         preexec_fn()
-        _become(words[len(INTERPRETER) :], env)
+        become(words[len(INTERPRETER) :], env)
 
     is_module = words[: len(INTERPRETER)] == INTERPRETER
     last = become_module if is_module else preexec_fn
     return await _execute(*words, env=env, preexec_fn=last, **options)
 
 
-def _become(words: tuple[str, ...], variables: Mapping[str, str]) -> None:
+def become(words: tuple[str, ...], variables: Mapping[str, str]) -> Never:
+    """Run a module with words as a process of its own would, and end this one."""
     code: object = 1
     try:
         _leave_parent()

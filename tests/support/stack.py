@@ -25,7 +25,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
-from tests.support.command_server import call
+from tests.support.command_server import ROOT, call
 from tests.support.simcluster.websocket_exec import websocket_exec
 from tests.support.waiting import until
 
@@ -73,11 +73,16 @@ async def run(
 
 
 async def command(
-    *arguments: str, env: Mapping[str, str] | None = None, limit_s: float = 90.0
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = 90.0,
+    folder: Path = ROOT,
 ) -> Done:
     """Run the `leasehold` command in a fork of a process that has imported it."""
     variables = {**os.environ, **(env or {})}
-    return Done(*await asyncio.to_thread(call, arguments, variables, limit_s=limit_s))
+    return Done(
+        *await asyncio.to_thread(call, arguments, variables, limit_s=limit_s, folder=folder)
+    )
 
 
 @dataclass(slots=True)

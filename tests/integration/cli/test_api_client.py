@@ -26,7 +26,7 @@ from tests.support.api.running import RunningApi, reserve_lease, running_api
 from tests.support.placer.ledger import queued, verdict
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created
-from tests.support.stack import Done, run
+from tests.support.stack import Done, command
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -45,10 +45,10 @@ class Cluster:
         config = self.folder / account
         if not config.exists():
             await self.write_kubeconfig(config, account)
-        return await run(
-            *("env", "-C", str(self.folder), sys.executable, "-m", "services.cli", *words),
-            env={"PYTHONPATH": str(ROOT), "KUBECONFIG": str(config), "HOME": str(self.folder)}
-            | env,
+        return await command(
+            *words,
+            env={"KUBECONFIG": str(config), "HOME": str(self.folder)} | env,
+            folder=self.folder,
         )
 
     async def write_kubeconfig(self, path: Path, account: str) -> None:

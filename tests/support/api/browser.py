@@ -10,12 +10,23 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from tests.support.api.running import RunningApi
 
 CHROMIUM = shutil.which("chromium")
+DISABLED_FEATURES = (
+    # Lists that drop down from the address bar, of which nobody sees any: a process for each
+    # window, which takes more processor time than our page.
+    *("WebUIOmniboxAimPopup", "WebUIOmniboxPopup"),
+    # Those that Playwright disables, since its flag has no effect beside this one.
+    *("AimEnabled", "AvoidCorsURLLoaderRestartOnRedirect", "AvoidUnnecessaryBeforeUnloadCheckSync"),
+    *("DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable", "HttpsUpgrades"),
+    *("LensOverlay", "MediaRouter", "NetworkTimeServiceQuerying", "OptimizationHints"),
+    *("PaintHolding", "PreconnectToSearch", "ThirdPartyStoragePartitioning"),
+)
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    f"--disable-features={','.join(DISABLED_FEATURES)}",
 )
 needed = [
     pytest.mark.browser,

@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.command_server import Forked
 from tests.support.servers.nats import free_port
 from tests.support.waiting import until
 
@@ -26,8 +25,13 @@ class ServiceProcess:
         descriptor, name = tempfile.mkstemp(prefix="lh-log-")
         self._log = Path(name)
         self._last_log = ""
-        command = [sys.executable, "-m", f"services.{service}", "--http", self.http, *flags]
-        self.process = subprocess.Popen(command, stderr=descriptor)
+        with Path(os.devnull).open("rb") as nothing:
+            self.process = Forked(
+                ("--http", self.http, *flags),
+                os.environ,
+                streams=(nothing.fileno(), 1, descriptor),
+                module=f"services.{service}",
+            )
         os.close(descriptor)
 
     async def page(self, path: str) -> tuple[int, str]:

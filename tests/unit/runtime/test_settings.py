@@ -4,8 +4,6 @@ import asyncio
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from shared.model.names import ENDS_AT
 from shared.runtime import health, probe
 from shared.runtime.settings import load, settings_digests
 from shared.runtime.variables import PREFIX, check_variables
+from tests.support.command_server import call
 from tests.support.variables import names_of_components, names_of_development
 from tools.generate.reference import settings_kinds
 
@@ -74,14 +73,8 @@ SERVICE_VARIABLES = {
 
 def started(module: str, *argv: str, **environ: str) -> tuple[int, str]:
     outside = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *argv],
-        env={**outside, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stderr
+    code, _, err = call(argv, {**outside, **environ}, limit_s=60.0, module=module)
+    return code, err
 
 
 def parsed(kind: type[Any], *argv: str, **environ: str) -> Any:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,18 @@ import pytest
 
 from services.cli.state_dir import StateDir, load_state, supervisor_pid
 from services.cli.up.down import leftovers
+from tests.support.command_server import ROOT, call
 from tests.support.waiting import until_blocking
 
-ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+UP = (sys.executable, "-P", "-m", "services.cli", "up")
+"""Starts the components by the interpreter; `leasehold` forks them."""
 
 
-def leasehold(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "services.cli", *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        **{"env": ENVIRONMENT, **options},
-    )
+def leasehold(
+    *words: str, env: Mapping[str, str] = ENVIRONMENT, folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(words, *call(words, env, limit_s=120.0, folder=folder))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +42,14 @@ def directory() -> Iterator[StateDir]:
 def running(directory: StateDir) -> StateDir:
     """Everything up and ready; started only if the test before ended it."""
     if supervisor_pid(directory) is None:
-        started = leasehold(
-            *("up", "--headless", "--state", str(directory.root), "--nodes", "1", "--gpus", "2xT4"),
-            *("--placers", "1"),
+        options = ("--headless", "--nodes", "1", "--gpus", "2xT4", "--placers", "1")
+        started = subprocess.run(
+            (*UP, "--state", str(directory.root), *options),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=ENVIRONMENT,
         )
         assert started.returncode == 0, started.stdout + started.stderr
     until_blocking(lambda: _all_ready(directory), 60.0)
@@ -110,7 +112,7 @@ def test_elsewhere_the_kubeconfig_leads_every_command_to_the_stack(
 ) -> None:
     environment = {**ENVIRONMENT, "KUBECONFIG": str(running.kubeconfig)}
 
-    done = leasehold(*command.split(), env=environment, cwd=tmp_path)
+    done = leasehold(*command.split(), env=environment, folder=tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -180,10 +182,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_and_another_up_takes_over_the_s
 def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
     assert leasehold("down", "--state", str(directory.root)).returncode == 0
     up = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "services.cli", "up", "--state", str(directory.root)),
-            *("--placers", "1"),
-        ],
+        (*UP, "--state", str(directory.root), "--placers", "1"),
         stdout=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
