@@ -182,10 +182,9 @@ def _container_limits(
 
 
 def _mps(settings: AgentSettings, gpus: NodeGpus, list_pods: ListPods) -> Sequence[Mps]:
-    private = shared = None
-    if gpus.mps is not None:
-        private = gpus.mps.private if settings.mps == MPS_PRIVATE else None
-        shared = gpus.mps.shared if settings.mps == MPS_SHARED else None
+    runners = gpus.mps
+    private = runners.private if runners is not None and settings.mps == MPS_PRIVATE else None
+    shared = runners.shared if runners is not None and settings.mps == MPS_SHARED else None
     return (
         Mps(private, sample=gpus.sample, list_pods=list_pods, proc=settings.proc_dir),
         SharedMps(shared, sample=gpus.sample, list_pods=list_pods, proc=settings.proc_dir),
