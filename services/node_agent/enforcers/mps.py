@@ -22,9 +22,9 @@ from services.node_agent.mps.daemon import (
     ALL_THREADS,
     MpsDaemon,
     MpsLimits,
-    MpsRunner,
     MpsTarget,
 )
+from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.compute_time import mounted_at
 from shared.dialects.hami_core import shares_by_index

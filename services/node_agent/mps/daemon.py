@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Hashable, Mapping
 
 from msgspec import Struct
 
@@ -101,22 +100,6 @@ class StartedDaemon(Struct, frozen=True):
     fence: int
     started_at: float
     """Unix seconds."""
-
-
-class MpsRunner(Protocol):
-    """Runs the daemons of containers, or the servers that they share.
-
-    Each call raises RequestError for an older fence or an unknown target, or UnavailableError.
-    """
-
-    async def missing_reason(self) -> str: ...
-    async def list(self) -> tuple[StartedDaemon, ...]: ...
-    async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon: ...
-    async def get(self, target: MpsTarget) -> MpsDaemon: ...
-    async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None: ...
-    async def probe(self, target: MpsTarget) -> None: ...
-    async def repair(self, target: MpsTarget) -> str: ...
-    async def stop(self, target: MpsTarget, *, fence: int) -> None: ...
 
 
 def parse_percent(reply: str) -> float:

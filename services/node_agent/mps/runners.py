@@ -1,15 +1,31 @@
 """What runs MPS on a node, by the two forms in which containers get it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from services.node_agent.mps.control import PROBE, PROGRAM
-from services.node_agent.mps.daemon import MpsRunner
+from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, StartedDaemon
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.mps.shared_servers import SharedServers
+
+
+class MpsRunner(Protocol):
+    """Runs the daemons of containers, or the servers that they share.
+
+    Each call raises RequestError for an older fence or an unknown target, or UnavailableError.
+    """
+
+    async def missing_reason(self) -> str: ...
+    async def list(self) -> tuple[StartedDaemon, ...]: ...
+    async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon: ...
+    async def get(self, target: MpsTarget) -> MpsDaemon: ...
+    async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None: ...
+    async def probe(self, target: MpsTarget) -> None: ...
+    async def repair(self, target: MpsTarget) -> str: ...
+    async def stop(self, target: MpsTarget, *, fence: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

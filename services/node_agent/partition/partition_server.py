@@ -18,8 +18,7 @@ from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.mps.daemon import MpsRunner
-from services.node_agent.mps.runners import MpsRunners
+from services.node_agent.mps.runners import MpsRunner, MpsRunners
 from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     AccountingReply,
