@@ -279,7 +279,10 @@ async def test_a_claim_that_is_made_later_or_made_anew_is_the_one_that_gets_the_
 async def test_no_pod_is_evicted_for_one_of_several_claims(at: Scene) -> None:
     await at.running("old", mib=SIZE)
     await claiming(at)
-    uses = [{"name": name, "resourceClaimName": "gpu"} for name in ("gpu", "other")]
+    uses = [
+        {"name": "gpu", "resourceClaimName": "gpu"},
+        {"name": "other", "resourceClaimTemplateName": "other"},
+    ]
     made = await at.pod("several", "b", spec={"resourceClaims": uses})
     pod = PodUid(made["metadata"]["uid"])
     await hand_over(at, pod, "several")
