@@ -17,6 +17,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.placing.starts import WaitingClaim
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
 
@@ -27,8 +28,12 @@ BOUND_LOOK_S = 5.0
 both alike, and those of starts need to know within seconds since when a pod runs."""
 MOST_UNSEEN = 64
 """Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
-CLAIM_S = 15.0
-"""A ResourceClaim for which a pod waits, and its DeviceClass, are read again after this time."""
+CLAIM_S = 120.0
+"""A ResourceClaim for which a pod waits is read again after this time: its spec never changes."""
+UNREADY_S = 2.0
+"""The same for one that is not there yet, or is allocated."""
+CLASS_S = 15.0
+"""And for DeviceClasses, which administrators may change."""
 UNLISTED_S = 60.0
 """For so long, no plan for a ResourceClaim has a node that had no ResourceSlices."""
 MOST_UNLISTED = 1_024
@@ -202,8 +207,13 @@ class ClusterView:
         self._demands: ExpiringMap[PodUid, ClaimDemand | None] = ExpiringMap(
             ticks, expires_s=CLAIM_S, most=MOST_CLAIMING
         )
+        """None of pods for which no plan can be made."""
+        self._unready_since: ExpiringMap[PodUid, float] = ExpiringMap(
+            ticks, expires_s=CLAIM_S, most=MOST_CLAIMING
+        )
+        """When pods were read last whose claim was not there yet, or allocated."""
         self._classes: ExpiringMap[str, ClassWithSpec | None] = ExpiringMap(
-            ticks, expires_s=CLAIM_S, most=len(CLASSES)
+            ticks, expires_s=CLASS_S, most=len(CLASSES)
         )
         self._unlisted: ExpiringMap[NodeName, NodeName] = ExpiringMap(
             ticks, expires_s=UNLISTED_S, most=MOST_UNLISTED
@@ -226,10 +236,15 @@ class ClusterView:
     async def claim_demands(self, waiting: Iterable[WaitingPod]) -> dict[PodUid, ClaimDemand]:
         """Return what pods wait for that have a ResourceClaim for which plans can be made."""
         claiming = [pod.queued for pod in waiting if has_claims_alone(pod.queued)]
-        unread = [queued for queued in claiming if queued.pod not in self._demands][:MOST_UNSEEN]
-        read = await asyncio.gather(*map(self._read_demand, unread))
-        for queued, demand in zip(unread, read, strict=True):
-            self._demands.set(queued.pod, demand)
+        now = self.mirror.clock.ticks()
+        unread = [
+            (since, queued)
+            for queued in claiming
+            if queued.pod not in self._demands
+            and now >= (since := self._unready_since.get(queued.pod) or -inf) + UNREADY_S
+        ]
+        unread.sort(key=lambda entry: entry[0])  # those that were not read for longest come first
+        await asyncio.gather(*(self._read_demand(queued) for _, queued in unread[:MOST_UNSEEN]))
         demands = {queued.pod: self._demands.get(queued.pod) for queued in claiming}
         unlisted = tuple(sorted(self._unlisted.values()))
         return {
@@ -238,30 +253,42 @@ class ClusterView:
             if demand is not None
         }
 
-    async def lists_devices(self, node: NodeName) -> bool:
-        """Return whether claims can be allocated devices of a node; else the next plans spare it.
+    async def may_be_allocated(self, claim: WaitingClaim, pod: PodQueued, node: NodeName) -> bool:
+        """Return whether a pod's claim still waits, and can be allocated devices of a node.
 
-        They cannot on nodes of other device plugins, and where no agent publishes ResourceSlices.
+        It cannot on nodes of other device plugins, and where no agent publishes ResourceSlices: the
+        next plans spare such a node.
         """
-        if await self.pods.has_slices(node):
-            return True
-        self._unlisted.set(node, node)
-        return False
+        stored = await self.pods.get_claim(pod.namespace, claim.name)
+        is_it = stored is not None and stored.metadata.uid == claim.claim
+        if stored is None or not is_it or stored.status.allocation is not None:
+            self._demands.pop(pod.pod)
+            return False
+        if not await self.pods.has_slices(node):
+            self._unlisted.set(node, node)
+            return False
+        return True
 
-    async def _read_demand(self, queued: PodQueued) -> ClaimDemand | None:
-        """Return what a pod without a node waits for; None if that is not one simple claim."""
+    async def _read_demand(self, queued: PodQueued) -> None:
         try:
             pod = await self.pods.get(queued.namespace, queued.name)
-            if pod is None or pod.pod != queued.pod or pod.node or len(pod.claims) != 1:
-                return None
-            [name] = pod.claims
-            claim = await self.pods.get_claim(pod.namespace, name) if name else None
-            return None if claim is None else demand_of(claim, await self._read_classes())
+            if pod is not None and len(pod.claims) > 1:
+                self._demands.set(queued.pod, None)
+                return
+            claim = await self._read_claim(pod) if pod is not None else None
+            if claim is not None and claim.status.allocation is None:
+                self._demands.set(queued.pod, demand_of(claim, await self._read_classes()))
+                return
         except RequestError as error:
             if self._logged != str(error):
                 logger.warning("no pod is evicted for a ResourceClaim: %s", error)
                 self._logged = str(error)
-            return None
+        self._unready_since.set(queued.pod, self.mirror.clock.ticks())
+
+    async def _read_claim(self, pod: PodSnapshot) -> ClaimWithSpec | None:
+        """Return the only claim of a pod; None if it is not made from its template yet."""
+        name = "".join(pod.claims)
+        return await self.pods.get_claim(pod.namespace, name) if name else None
 
     async def _read_classes(self) -> dict[str, ClassWithSpec]:
         for name in CLASSES:

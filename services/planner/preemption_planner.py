@@ -292,7 +292,9 @@ class PreemptionPlanner:
     async def _store_plan(
         self, unit: WaitingUnit, pending: PendingPod, plan: PreemptionPlan, plans: PlanRound
     ) -> bool:
-        if unit.claim is not None and not await self.view.lists_devices(plan.placed[0].node):
+        if unit.claim is not None and not await self.view.may_be_allocated(
+            unit.claim, unit.pods[0].queued, plan.placed[0].node
+        ):
             return False
         for start in plans.state.starts:
             if start.id == unit.id:  # else its own claim is in the way

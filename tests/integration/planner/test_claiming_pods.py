@@ -54,11 +54,16 @@ async def claiming(at: Scene, name: str = "new", **exactly: Any) -> tuple[PodUid
     uses = [{"name": "gpu", "resourceClaimName": "gpu"}]
     made = await at.pod(name, "b", spec={"resourceClaims": uses})
     pod = PodUid(made["metadata"]["uid"])
+    await hand_over(at, pod, name)
+    return pod, uid
+
+
+async def hand_over(at: Scene, pod: PodUid, name: str) -> None:
+    """The pod waits for kube-scheduler."""
     queued = waiting_pod(pod, name=name, gpus=0, priority=1_000, by_kube_scheduler=True)
     queued = replace(queued, handed_over="spec.resourceClaims[0]")
     refused = waits_for_kube_scheduler(queued, "1 cannot allocate all claims", at.clock.now())
     await at.ledger.waiting_pods.hand_over([refused])
-    return pod, uid
 
 
 async def allocated(at: Scene, uid: PodUid, *, gpu: int = 0, mib: int = SIZE) -> Any:
@@ -242,3 +247,47 @@ async def test_no_pod_is_evicted_where_no_device_is_listed_for_claims(at: Scene)
 
     assert await at.is_deleting("other")
     assert not await at.is_deleting(spared.name)
+
+
+async def test_a_claim_that_is_made_later_or_made_anew_is_the_one_that_gets_the_gpu(
+    at: Scene,
+) -> None:
+    old = await at.running("old", mib=SIZE)
+    pod, first = await claiming(at)
+    path = f"{API}/namespaces/b/resourceclaims"
+    binder = at.binder(preemption_notice_s=0)
+    await at.kube.delete(f"{path}/gpu")
+    await at.steps(binder, 2)
+    assert await at.stages() == []
+
+    second = await claim(at)
+    at.clock.advance(3)
+    assert (await binder.dry_run(DryRunRequest(pod=pod))).plan is not None
+    await at.kube.delete(f"{path}/gpu")
+    third = await claim(at)
+    for _ in range(3):
+        at.clock.advance(5)
+        await binder.preempt()
+
+    own = (await at.state()).preemption_for(pod)
+    assert own is not None
+    assert own.holders == (third,)
+    assert third not in {first, second}
+    assert await at.is_deleting(old.name)
+
+
+async def test_no_pod_is_evicted_for_one_of_several_claims(at: Scene) -> None:
+    await at.running("old", mib=SIZE)
+    await claiming(at)
+    uses = [
+        {"name": "gpu", "resourceClaimName": "gpu"},
+        {"name": "other", "resourceClaimTemplateName": "other"},
+    ]
+    made = await at.pod("several", "b", spec={"resourceClaims": uses})
+    pod = PodUid(made["metadata"]["uid"])
+    await hand_over(at, pod, "several")
+
+    dry_run = await at.binder().dry_run(DryRunRequest(pod=pod))
+
+    assert dry_run.plan is None
+    assert "kube-scheduler allocates its ResourceClaims" in dry_run.reason
