@@ -22,8 +22,8 @@ def test_an_accelerator_beside_a_gpu_that_no_node_has_is_left_out(
 ) -> None:
     followed = follow(pod(container("main", {"nvidia.com/gpu": "1"} | other)))
 
-    [container] = followed.request.containers
-    assert (container.gpus, container.memory_units) == (1, mib)
+    [part] = followed.request.containers
+    assert (part.gpus, part.memory_units) == (1, mib)
     [hint] = followed.hints
     assert all(f"remove {name} from all containers" in hint.text for name in other)
 
