@@ -5,9 +5,11 @@ a label; the PodGroup has the number of pods that start together. Koordinator ma
 number on the pod itself, in two annotations or two labels.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from shared.dialects import gang_topologies
 from shared.dialects.gang_topologies import NO_TOPOLOGY, GangTopology, parse_topology
@@ -18,6 +20,7 @@ from shared.dialects.strict_values import (
     parse_name,
     parse_whole_number,
 )
+from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.change import Change, Place
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -112,21 +115,28 @@ def _named_group(
         name = parse_name("spec.schedulingGroup.podGroupName", scheduling_group)
         return PodGroupReference(name=f"{namespace}/{name}", kind=PodGroupKind.KUBERNETES)
     _check_gang(namespace, annotations)
-    for keys, values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
-        present_keys = [key for key in keys if key in values]
-        if present_keys:
-            return _group_with_number(namespace, keys, present_keys, values)
-    for keys, values, kind in (
-        (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
-        (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
+    for keys, values, place in (
+        (KOORDINATOR, annotations, Place.ANNOTATION),
+        (LIGHTWEIGHT, labels, Place.LABEL),
     ):
-        name = group_name(namespace, keys, values)
+        if any(key in values for key in keys):
+            return _group_with_number(namespace, keys, values, place)
+    for keys, values, place, kind in (
+        (VOLCANO_GROUPS, annotations, Place.ANNOTATION, PodGroupKind.VOLCANO),
+        (COSCHEDULING_GROUPS, labels, Place.LABEL, PodGroupKind.COSCHEDULING),
+    ):
+        name = group_name(namespace, keys, values, place)
         if name:
             return PodGroupReference(name=name, kind=kind)
     return None
 
 
-def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, str]) -> str:
+def group_name(
+    namespace: Namespace,
+    keys: Sequence[str],
+    values: Mapping[str, str],
+    place: Place = Place.ANNOTATION,
+) -> str:
     """Return the group that the first of these annotations or labels names, or an empty text.
 
     Raises RequestError for an invalid name of an object: no such PodGroup can exist.
@@ -136,21 +146,55 @@ def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, s
     'ml/train'
     """
     key = next((key for key in keys if values.get(key)), None)
-    return f"{namespace}/{parse_name(key, values[key])}" if key else ""
+    return f"{namespace}/{_name(key, values[key], place)}" if key else ""
 
 
 def _group_with_number(
-    namespace: Namespace, keys: tuple[str, str], present_keys: list[str], values: Mapping[str, str]
+    namespace: Namespace, keys: tuple[str, str], values: Mapping[str, str], place: Place
 ) -> PodGroupReference:
     name_key, number_key = keys
-    if len(present_keys) < len(keys):
-        (missing,) = set(keys) - set(present_keys)
+    fault = "beside it: a gang has a name and a size"
+    if name_key not in values:
         raise RequestError(
-            f"{present_keys[0]} needs {missing} beside it: a gang has a name and a size"
+            f"{number_key} needs {name_key} {fault}: remove {number_key}, or write the name, the "
+            "same in all pods of the gang",
+            Change(place, number_key),
         )
-    name = parse_name(name_key, values[name_key])
-    number = parse_whole_number(number_key, values[number_key], least=1, most=MOST_MEMBERS)
-    return PodGroupReference(name=f"{namespace}/{name}", min_member=number)
+    if number_key not in values:
+        raise RequestError(
+            f"{name_key} needs {number_key} {fault}: write {number_key}: 1, or how many of its "
+            "pods must run together",
+            Change(place, number_key, "1"),
+        )
+    name = _name(name_key, values[name_key], place)
+    return PodGroupReference(
+        name=f"{namespace}/{name}", min_member=_number(number_key, values[number_key], place)
+    )
+
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
+_WHOLE = re.compile(r"\s*([1-9][0-9]{0,5})(?![0-9])")
+
+
+def _name(key: str, text: str, place: Place) -> str:
+    try:
+        return parse_name(key, text)
+    except RequestError as refused:
+        meant = _NOT_IN_NAMES.sub("-", text.lower())[:LONGEST_NAME].strip("-.")
+        way = f"write {meant} in all pods of the gang" if meant else f"remove {key}"
+        raise RequestError(f"{refused}: {way}", Change(place, key, meant)) from refused
+
+
+def _number(key: str, text: str, place: Place) -> int:
+    try:
+        return parse_whole_number(key, text, least=1, most=MOST_MEMBERS)
+    except RequestError as refused:
+        whole = _WHOLE.match(text)
+        meant = whole[1] if whole else "1"
+        raise RequestError(
+            f"{refused}: write {meant}, or how many pods must run together",
+            Change(place, key, meant),
+        ) from refused
 
 
 def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
@@ -163,18 +207,26 @@ def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
     for key in MATCH_POLICIES:
         if key in annotations:
             check_annotation(key, annotations[key], (WAITING_AND_RUNNING, ONCE_SATISFIED))
-    if WAITING_TIME in annotations:
-        check_duration(WAITING_TIME, annotations[WAITING_TIME])
-    if TOTAL in annotations:
-        least = annotations.get(KOORDINATOR[1], "1")
-        least_number = parse_whole_number(KOORDINATOR[1], least, least=1, most=MOST_MEMBERS)
-        parse_whole_number(TOTAL, annotations[TOTAL], least=least_number, most=MOST_MEMBERS)
+    least = _number(KOORDINATOR[1], annotations.get(KOORDINATOR[1], "1"), Place.ANNOTATION)
+    _check_unneeded(WAITING_TIME, annotations, check_duration)
+    _check_unneeded(TOTAL, annotations, partial(parse_whole_number, least=least, most=MOST_MEMBERS))
     if TOPOLOGY in annotations:
         raise RequestError(
             f"{TOPOLOGY} is not supported: name the label that the pods' nodes share in "
             f"{gang_topologies.KUEUE_REQUIRED} or {gang_topologies.KUEUE_PREFERRED}"
         )
     _check_bundle(namespace, annotations)
+
+
+def _check_unneeded(
+    key: str, annotations: Mapping[str, str], check: Callable[[str, str], object]
+) -> None:
+    try:
+        if key in annotations:
+            check(key, annotations[key])
+    except RequestError as refused:
+        change = Change(Place.ANNOTATION, key)
+        raise RequestError(f"{refused}: remove it, no gang needs it here", change) from refused
 
 
 def _check_bundle(namespace: Namespace, annotations: Mapping[str, str]) -> None:

@@ -4,12 +4,14 @@ import re
 
 from shared.model.bounds import MOST_RUN_S
 from shared.model.budgets.quota import Quota
-from shared.model.change import Change, Place
+from shared.model.change import Change, Place, field_removed, words
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
 from shared.model.quantity import duration_text, parse_duration_s
 from shared.model.requests.request import NO_TERM, Term
 from shared.pods.pod_view import PodView
+
+_DEADLINE = "spec.activeDeadlineSeconds"
 
 
 def parse_term(pod: PodView) -> Term:
@@ -49,10 +51,14 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     if given is None:
         return quota.max_run_s if quota.default_run_s is None else quota.default_run_s
     if quota.max_run_s is not None and given > quota.max_run_s:
-        name = "spec.activeDeadlineSeconds" if given == spec else f"annotation {MAX_RUN_TIME}"
+        most = duration_text(quota.max_run_s)
+        written = Change(Place.ANNOTATION, MAX_RUN_TIME, most)
+        changes = (field_removed(_DEADLINE), written) if given == spec else (written,)
+        name = _DEADLINE if given == spec else f"annotation {MAX_RUN_TIME}"
         raise RequestError(
             f"{name} lets the pod run for {duration_text(given)}, and the GPUQuota of namespace "
-            f"{pod.namespace} allows {duration_text(quota.max_run_s)} at most"
+            f"{pod.namespace} allows {most} at most: {words(changes)}",
+            *changes,
         )
     return given
 
@@ -69,25 +75,29 @@ def _annotated(pod: PodView, annotation: str) -> int | None:
     except RequestError as error:
         fault = f"annotation {annotation}: {error}"
         meant = _meant_duration(text or "")
-        if not meant:
-            raise RequestError(fault) from error
-        raise RequestError(
-            f"{fault}: write {meant}", Change(Place.ANNOTATION, annotation, meant)
-        ) from error
+        way = f"write {meant}" if meant else "remove it, if the pod may run for any time"
+        change = Change(Place.ANNOTATION, annotation, meant)
+        raise RequestError(f"{fault}: {way}", change) from error
 
 
 _WRITTEN = re.compile(r"(\d{1,6})\s*(d|h|m|s|)[a-z]*", re.ASCII)
 _UNIT_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "": 1}
+_CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,4})(?::|h)([0-5]?\d)(?::([0-5]\d)|m?)", re.ASCII)
+"""Days, hours, minutes and seconds, as batch systems have them."""
 
 
 def _meant_duration(text: str) -> str:
     """Return a duration as it is written here, or "" for a text that seems to be none.
 
-    >>> _meant_duration("1 hour"), _meant_duration("3600")
-    ('1h', '1h')
+    >>> [_meant_duration(text) for text in ("1 hour", "3600", "1-00:30:00", "1h30", "2:00")]
+    ['1h', '1h', '24h30m', '1h30m', '']
     """
     written = _WRITTEN.fullmatch(text.strip().lower())
     seconds = int(written[1]) * _UNIT_S[written[2]] if written else 0
+    clock = _CLOCK.fullmatch(text.strip().lower())
+    if clock and (clock[4] or "h" in text.lower()):
+        days, hours, minutes, rest = (int(part or 0) for part in clock.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     return duration_text(seconds) if 1 <= seconds <= MOST_RUN_S else ""
 
 

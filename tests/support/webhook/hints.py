@@ -14,8 +14,10 @@ from shared.dialects.dialect import Rules
 from shared.dialects.kai.elsewhere import as_resources
 from shared.dialects.vocabulary import meant, request_one, unknown_gpus
 from shared.kubernetes.types import ApiPod
+from shared.model.budgets.quota import Quota
 from shared.model.change import Hint, words
 from shared.model.devices.device import DeviceMode
+from shared.model.devices.node import Taint
 from shared.model.errors import RequestError
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import PodRequest
@@ -40,7 +42,7 @@ MOST_HINTS = 6
 """A pod with as many mistakes as a person makes at once runs before."""
 
 
-def cluster() -> NodeIndex:
+def cluster(*taints: Taint) -> NodeIndex:
     layouts = (
         mig_layout("small", ("1g.5gb", 4864, 7)),
         mig_layout("mixed", ("3g.20gb", 19968, 2)),
@@ -56,7 +58,7 @@ def cluster() -> NodeIndex:
     nodes = [
         ledger_node(
             name, *held, served=SERVED, allocatable=plenty,
-            labels=LABELS | {"kubernetes.io/hostname": name},
+            labels=LABELS | {"kubernetes.io/hostname": name}, taints=taints,
         )
         for name, held in (("a", gpus), ("b", (a100,)), ("c", (whole,)))
     ]  # fmt: skip
@@ -71,12 +73,12 @@ class Followed:
     hints: list[Hint] = field(default_factory=list)
 
 
-def follow(pod: Pod) -> Followed:
+def follow(pod: Pod, *taints: Taint, quota: Quota | None = None) -> Followed:
     """Do what the hints about a pod say until it is placed. Fails at a circle and at a dead end."""
-    index = cluster()
+    index = cluster(*taints)
     hints: list[Hint] = []
     while len(hints) <= MOST_HINTS:
-        outcome = _try(pod, index)
+        outcome = _try(pod, index, quota)
         if isinstance(outcome, PodRequest):
             return Followed(outcome, hints)
         trail = "\n  ".join([*(hint.text for hint in hints), outcome.text])
@@ -94,10 +96,10 @@ def follow(pod: Pod) -> Followed:
     raise AssertionError("too many hints:\n  " + "\n  ".join(hint.text for hint in hints))
 
 
-def _try(pod: Pod, index: NodeIndex) -> PodRequest | Hint:
+def _try(pod: Pod, index: NodeIndex, quota: Quota | None) -> PodRequest | Hint:
     """Return the request of a pod that runs, or what is said about it."""
     try:
-        decision = decided(pod, largest=LARGEST)
+        decision = decided(pod, largest=LARGEST, quota=quota)
     except RequestError as error:
         return Hint(str(error), error.changes)
     if not decision.allowed:

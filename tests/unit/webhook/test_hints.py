@@ -7,11 +7,13 @@ import jsonpatch
 import msgspec
 import pytest
 
-from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import find_unread
+from shared.model.budgets.quota import Quota
+from shared.model.devices.node import Taint
 from shared.model.errors import RequestError
+from shared.model.names import Namespace
 from shared.pods.manifest_patches import json_patch
 from shared.pods.pod_view import PodView
 from tests.support.webhook.hints import Pod, added_names, domains, follow
@@ -161,6 +163,14 @@ def annotated(key: str, value: str, limits: Limits = T4) -> Any:
 
 
 GANG = "gang.scheduling.koordinator.sh/"
+LIGHTWEIGHT = "pod-group.scheduling.sigs.k8s.io/"
+
+
+def gang(name: str, size: str, **notes: str) -> Any:
+    notes |= {f"{GANG}name": name, f"{GANG}min-available": size}
+    return pytest.param(of(T4, notes=notes), id=f"gang {notes}"[:80])
+
+
 ANNOTATIONS = (
     *(annotated("nvidia.com/vgpu-mode", value) for value in ("MIG", "mps", "hami", "hami_core")),
     *(annotated("nvidia.com/numa-bind", value) for value in ("yes", "no", "enabled", "numa")),
@@ -192,6 +202,20 @@ ANNOTATIONS = (
     annotated("nvidia.com/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
     annotated("nvidia.com/use-GPUtype", "T4"),
     annotated("nvidia.com/use-gputypes", "T4"),
+    *(
+        annotated(f"leasehold.dev/{key}", value)
+        for key in ("max-run-time", "expected-run-time")
+        for value in ("0", "0s", "-1h", "", "none", "infinite", "999999h")
+    ),
+    *(gang(name, "2") for name in ("My Gang", "A_B", "team/train", "", "!", "x" * 300)),
+    *(gang("g", size) for size in ("0", "-1", "two", "2.5", "2 pods", "", "10000000")),
+    annotated(f"{GANG}name", "g"),
+    annotated(f"{GANG}min-available", "2"),
+    annotated("scheduling.k8s.io/group-name", "My_Gang"),
+    *(
+        gang("g", "2", **{f"{GANG}{key}": value})
+        for key, value in (("total-number", "1"), ("total-number", "all"), ("waiting-time", "10"))
+    ),
     annotated(f"{GANG}mode", "NonStrict"),
     annotated(f"{GANG}mode", "strict"),
     annotated(f"{GANG}match-policy", "waiting-and-runing"),
@@ -207,6 +231,13 @@ ANNOTATIONS = (
             ("exclusive", VGPU),
             ("mig", {"nvidia.com/gpu": "1"}),
         )
+    ),
+    *(
+        pytest.param(
+            of(T4, labels={f"{LIGHTWEIGHT}name": name, f"{LIGHTWEIGHT}min-available": size}),
+            id=f"labels of a gang {name} {size}",
+        )
+        for name, size in (("My_Gang", "2"), ("g", "0"))
     ),
     *(
         pytest.param(of(limits, labels={key: value}), id=f"label {key}")
@@ -226,6 +257,49 @@ def test_a_wrong_annotation_or_label_is_mended_by_its_hints(wrong: Pod) -> None:
     followed = follow(wrong)
 
     assert followed.hints
+
+
+RUN_TIME = "leasehold.dev/max-run-time"
+LIMITED = Quota(namespace=Namespace("team-a"), max_run_s=5400)
+LONGER = {
+    "annotation": of(T4, notes={RUN_TIME: "2h"}),
+    "spec": of(T4, activeDeadlineSeconds=7200),
+    "both": of(T4, notes={RUN_TIME: "3h"}, activeDeadlineSeconds=7200),
+}
+
+
+@pytest.mark.parametrize("wrong", LONGER.values(), ids=LONGER.keys())
+def test_a_pod_that_may_run_for_longer_than_its_quota_allows_gets_as_long_as_it_allows(
+    wrong: Pod,
+) -> None:
+    followed = follow(wrong, quota=LIMITED)
+
+    assert len(followed.hints) == 1
+    assert followed.request.term.max_run_s == 5400
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1h30", 5400), ("01:30:00", 5400), ("1-00:00:30", 86_430), ("90 minutes", 5400)],
+)
+def test_a_run_time_as_people_write_it_is_as_long(text: str, seconds: int) -> None:
+    followed = follow(of(T4, notes={RUN_TIME: text}))
+
+    assert followed.request.term.max_run_s == seconds
+
+
+TAINTS = (
+    Taint(key="nvidia.com/gpu", effect="NoSchedule", value="present"),
+    Taint(key="team", effect="NoExecute"),
+)
+
+
+@pytest.mark.parametrize("wrong", [of(T4), of(T4, nodeSelector={"gpu": "yes"}), of(VGPU)])
+def test_the_taints_of_all_nodes_are_tolerated_by_their_hint(wrong: Pod) -> None:
+    followed = follow(wrong, *TAINTS)
+
+    keys = [toleration.key for toleration in followed.request.node_requirements.tolerations]
+    assert keys == ["nvidia.com/gpu", "team"]
 
 
 def mounted(path: str, **fields: Any) -> Pod:
@@ -470,82 +544,3 @@ def test_pods_for_run_ais_own_scheduler_are_not_warned_of_its_words() -> None:
     written = of({}, notes={"gpu-fraction": "0.5"}, schedulerName="runai-scheduler")
 
     assert list(find_unread(reviewed(written), "")) == []
-
-
-BESIDE: dict[str, tuple[Limits, int | None]] = {
-    "another accelerator": ({"habana.ai/gaudi": "1"}, None),
-    "two of them": ({"habana.ai/gaudi": "1", "google.com/tpu": "8"}, None),
-    "a GPU of another vendor": ({"amd.com/gpu": "1"}, None),
-    "memory of another system": ({"aliyun.com/gpu-mem": "3"}, 3072),
-}
-
-
-@pytest.mark.parametrize(("other", "mib"), BESIDE.values(), ids=BESIDE.keys())
-def test_an_accelerator_beside_a_gpu_that_no_node_has_is_left_out(
-    other: Limits, mib: int | None
-) -> None:
-    followed = follow(of({"nvidia.com/gpu": "1"} | other))
-
-    [container] = followed.request.containers
-    assert (container.gpus, container.memory_units) == (1, mib)
-    [hint] = followed.hints
-    assert all(f"remove {name} from all containers" in hint.text for name in other)
-
-
-def test_an_accelerator_in_another_container_is_left_out_and_the_share_stays() -> None:
-    side = container("side", {"habana.ai/gaudi": "1", "cpu": "1"})
-
-    followed = follow(pod(container("main", T4), side))
-
-    assert [part.memory_units for part in followed.request.containers] == [3000]
-    assert len(followed.hints) == 1
-
-
-FOREIGN = {
-    ("aliyun.com/gpu-mem", "3"): 3072,
-    ("aliyun.com/gpu-mem", "3000"): 3000,
-    ("4pd.io/gpumem", "8"): 8192,
-    ("gpumem", "3Gi"): 3072,
-    ("example.com/gpu-memory", "4096"): 4096,
-    ("leasehold.dev/gpumem", "3000"): 3000,
-    ("nvidia.com/gpu-10gb", "1"): 9536,
-    ("nvidia.com/mig-1g.5gb", "1"): 4768,
-    ("nvidia.com/mig-3g.20gb", "1"): 19073,
-    ("nvidia.com/mig-7g.40gb", "1"): 38146,
-    ("aliyun.com/gpu-count", "2"): None,
-    ("leasehold.dev/gpu", "1"): None,
-    ("amd.com/gpu", "1"): None,
-    ("k8s.amazonaws.com/vgpu", "1"): None,
-    ("gpu", "1"): None,
-    ("nvidia.com/pgpu", "1"): None,
-    ("volcano.sh/gpu-mem.128Mi", "40"): 5120,
-    ("volcano.sh/gpu-mem.1Gi", "4"): 4096,
-    ("tke.cloud.tencent.com/qgpu-memory", "5"): 5120,
-    ("vke.volcengine.com/mgpu-memory", "10240"): 10240,
-    ("baidu.com/cgpu_memory", "10"): 10240,
-    ("aws.amazon.com/neuroncore", "2"): None,
-    ("aws.amazon.com/neuron", "1"): None,
-    ("google.com/tpu", "4"): None,
-    ("huawei.com/Ascend910", "1"): None,
-    ("huawei.com/npu", "1"): None,
-    ("cambricon.com/mlunum", "1"): None,
-    ("hygon.com/dcunum", "1"): None,
-    ("enflame.com/vgcu", "1"): None,
-    ("kunlunxin.com/xpu", "1"): None,
-    ("alibabacloud.com/ppu", "1"): None,
-}
-"""Resources of systems that Leasehold does not read, and the MiB of a GPU that they stand for."""
-
-
-@pytest.mark.parametrize(("name", "amount", "mib"), [(*key, mib) for key, mib in FOREIGN.items()])
-def test_a_resource_of_another_system_leads_to_as_much_of_a_gpu(
-    name: str, amount: str, mib: int | None
-) -> None:
-    followed = follow(of({name: amount}))
-
-    [part] = followed.request.containers
-    assert part.memory_units == mib
-    assert set(added_names(followed.hints)) <= {
-        *GPU_RESOURCES,
-        "nvidia.com/vgpu-mode",
-    }
