@@ -15,6 +15,7 @@ import yaml
 
 from shared.model.names import SYSTEM_NAMESPACE
 from tests.support.kubernetes.schemas import faults
+from tests.support.kubernetes.short_lived import NO_GARBAGE
 
 K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
@@ -72,7 +73,11 @@ def components() -> dict[str, str]:
 def kustomize(directory: Path) -> str:
     """Return the text that kubectl makes of a directory."""
     return subprocess.run(
-        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
+        ["kubectl", "kustomize", str(directory)],
+        env=os.environ | NO_GARBAGE,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -149,7 +154,14 @@ def charted(
     options = ["--namespace", namespace, "--kube-version", version, "--values", "-"]
     options += [] if tests else ["--skip-tests"]
     command = [HELM, "template", "leasehold", str(CHART), *options]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        input=given,
+        env=os.environ | NO_GARBAGE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise AssertionError(done.stderr)
     made = objects(done.stdout)

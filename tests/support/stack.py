@@ -26,6 +26,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
 from tests.support.command_server import ROOT, call
+from tests.support.kubernetes.short_lived import NO_GARBAGE
 from tests.support.simcluster.websocket_exec import websocket_exec
 from tests.support.waiting import until
 
@@ -184,7 +185,8 @@ class Stack:
 
     async def kubectl(self, *arguments: str, stdin: str = "") -> Done:
         assert KUBECTL is not None
-        return await run(KUBECTL, *arguments, stdin=stdin, env={"KUBECONFIG": self.kubeconfig})
+        env = {"KUBECONFIG": self.kubeconfig, **NO_GARBAGE}
+        return await run(KUBECTL, *arguments, stdin=stdin, env=env)
 
     async def kubectl_out(self, *arguments: str, stdin: str = "") -> str:
         """Return the output of a kubectl that must succeed."""

@@ -110,7 +110,7 @@ async def test_leases_of_pods_that_a_restored_api_server_does_not_know_end_withi
     async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
         await until(lambda: client.hlen("lh:leases"), lambda count: count == 1, limit_s=30)
     await up.create(gpu_pod("after", vgpu(number=8, memory=70000)))
-    await up.until("after", running, limit_s=30)
+    await up.until("after", running)
     await up.audit()
     await delete_all_pods(up)
     await up.audit()

@@ -64,7 +64,7 @@ async def test_the_next_pods_of_a_deployment_wait_until_the_processes_have_ended
             assert "GpuHeldByEndedPod" in events.decode()
             assert HELD in explained
 
-        await up.until(name, running, limit_s=10.0)
+        await up.until(name, running)
         assert {pod["status"]["phase"] for pod in await up.pods()} == {"Running"}
         assert HELD not in (await up.leasehold("gpus")).out
     finally:

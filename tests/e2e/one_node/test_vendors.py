@@ -140,7 +140,7 @@ async def test_a_misspelt_resource_is_explained_in_an_event_within_seconds(up: S
 
     limits = {"nvidia.com/GPU": 1}
     await up.create(gpu_pod("misspelt", limits, schedulerName="default-scheduler"))
-    written = await until(message, bool, limit_s=15)
+    written = await until(message)
     explained = await up.leasehold("explain", "misspelt")
 
     assert written == "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu?"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kubernetes.short_lived import NO_GARBAGE
 from tests.support.packaging import HELM
 from tests.support.page_commands import commands
 from tests.support.simcluster.process import cluster_process
@@ -32,7 +33,7 @@ class Shell:
     """Runs commands as a person does who has followed the pages so far, from a checkout."""
 
     def __init__(self, kubeconfig: Path, scratch: Path) -> None:
-        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        self._environment = {**os.environ, **NO_GARBAGE, "KUBECONFIG": str(kubeconfig)}
         self._scratch = scratch
         for name in ("k8s", "services"):
             (scratch / name).symlink_to(ROOT / name)

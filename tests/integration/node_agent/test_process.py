@@ -113,7 +113,7 @@ async def test_an_agent_process_consumes_leases_and_publishes_allocations() -> N
             cluster.node.create(pod("stray", limits={NUMBER: 1}))
             refused = (await until(lambda: cluster.refused))[0]
             await binder.bus.publish([ResyncRequested(reason="test")])
-            reports = await until(lambda: [r for r in cluster.reported if r.allocations], limit_s=5)
+            reports = await until(lambda: [r for r in cluster.reported if r.allocations])
             replies = [
                 await binder.bus.request(
                     TerminationRequest(node=NodeName(NODE), pod=PodUid(uid)), TerminationReply
@@ -158,10 +158,7 @@ async def test_an_agent_killed_between_lease_and_allocate_resumes_from_its_check
         async with process_of(cluster, nats):
             await cluster.run_pod("three", share(0, 2000, slot=1, fence=2))
             await binder.bus.publish([ResyncRequested(reason="test")])
-            reports = await until(
-                lambda: [r for r in cluster.reported if len(r.allocations) == 2],
-                limit_s=5,
-            )
+            reports = await until(lambda: [r for r in cluster.reported if len(r.allocations) == 2])
 
         assert {activated.name for activated in reports[0].allocations} == {"one", "three"}
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"

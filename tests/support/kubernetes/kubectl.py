@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kubernetes.short_lived import NO_GARBAGE
 from tests.support.simcluster.apiserver import ApiUnderTest
 
 BINARIES = os.environ.get("LEASEHOLD_KUBECTL", "kubectl").split(":")
@@ -40,6 +41,7 @@ class Kubectl:
                 "HOME": str(self.home),
                 "PATH": "/usr/bin:/bin",
                 "KUBE_EDITOR": str(self.home / "edit.sh"),
+                **NO_GARBAGE,
             },
         )
         async with asyncio.timeout(30):

@@ -14,11 +14,11 @@ async def test_a_lock_that_is_held_keeps_that_holder_waiting_and_no_other() -> N
     locks = HolderLocks()
     async with locks.hold(ONE):
         second = asyncio.create_task(_hold(locks, ONE))
-        async with asyncio.timeout(1), locks.hold(TWO):
+        async with asyncio.timeout(10), locks.hold(TWO):
             assert not second.done()
         assert locks.is_held(ONE)
 
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await second
     assert not locks.is_held(ONE)
 
@@ -36,7 +36,7 @@ async def test_free_locks_are_taken_first_and_the_others_one_by_one_without_a_lo
         assert not waiting.done()
         assert not locks.is_held(TWO)
 
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         assert await waiting == {ONE}
 
 
