@@ -95,27 +95,6 @@ def test_recording_rules_and_the_queries_of_the_api_use_existing_metrics() -> No
         assert metrics_in(expression) <= existing(), expression
 
 
-def test_the_autoscalers_of_the_examples_read_recorded_metrics() -> None:
-    hpa, keda, adapter = (
-        yaml.safe_load((ROOT / path).read_text())
-        for path in (
-            "examples/inference-hpa.yaml",
-            "examples/inference-keda.yaml",
-            "k8s/monitoring/prometheus-adapter.yaml",
-        )
-    )
-    (rule,) = adapter["rules"]["custom"]
-    (series,) = re.findall(r'__name__=~"(.+)"', rule["seriesQuery"])
-    shown = {
-        re.sub(rule["name"]["matches"], r"\1", each)
-        for each in existing()
-        if re.fullmatch(series, each)
-    }
-
-    assert hpa["spec"]["metrics"][0]["pods"]["metric"]["name"] in shown
-    assert metrics_in(keda["spec"]["triggers"][0]["metadata"]["query"]) <= existing()
-
-
 def test_counters_in_alerts_with_increase_are_exported_before_their_first_increase() -> None:
     """Prometheus sees no increase in a series that begins with 1."""
     program = (
@@ -451,71 +430,6 @@ def test_each_panel_shows_one_series_of_one_series_of_its_metrics(
     ]
 
     run_rules(tmp_path, *tests)
-
-
-RECORDED = """
-  leasehold_container_cores_measured_ratio{namespace="a",pod="p",container="1"} 0.2
-  leasehold_container_cores_leased_ratio{namespace="a",pod="p",container="1"} 0.5
-  leasehold_container_cores_measured_ratio{namespace="a",pod="p",container="2"} 0.1
-  leasehold_container_cores_leased_ratio{namespace="a",pod="p",container="2"} 0.5
-  leasehold_container_cores_measured_ratio{namespace="b",pod="whole",container="1"} 0.7
-  leasehold_container_cores_leased_ratio{namespace="b",pod="whole",container="1"} 0
-"""
-
-
-@needs_promtool
-def test_the_recorded_use_of_cores_is_that_of_the_lease_or_of_the_device(tmp_path: Path) -> None:
-    expression = "round(namespace_pod:leasehold_cores_used:ratio, 0.001)"
-    samples = [
-        {"labels": '{namespace="a",pod="p"}', "value": 0.3},
-        {"labels": '{namespace="b",pod="whole"}', "value": 0.7},
-    ]
-    check = {"expr": expression, "eval_time": "0s", "exp_samples": samples}
-
-    inputs = input_series(RECORDED.strip().splitlines())
-    run_rules(tmp_path, {"input_series": inputs, "promql_expr_test": [check]})
-
-
-PODS = """
-  leasehold_container_gpus_leased{namespace="a",pod="busy",container="1"} 0.25
-  leasehold_container_idle_seconds{namespace="a",pod="busy",container="1"} 900
-  leasehold_container_gpus_leased{namespace="a",pod="busy",container="2"} 0.25
-  leasehold_container_idle_seconds{namespace="a",pod="busy",container="2"} 0
-  leasehold_container_gpus_leased{namespace="a",pod="idle",container="1"} 0.125
-  leasehold_container_idle_seconds{namespace="a",pod="idle",container="1"} 900
-  leasehold_container_gpus_leased{namespace="a",pod="idle",container="2"} 0.125
-  leasehold_container_idle_seconds{namespace="a",pod="idle",container="2"} 700
-  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="1"} 1048576
-  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="2"} 1048576
-  leasehold_container_memory_leased_bytes{namespace="a",pod="idle",container="0"} 5242880
-  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="1"} 1048576
-  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="2"} 1048576
-  leasehold_container_memory_leased_bytes{namespace="a",pod="busy",container="0"} 1048576
-  leasehold_container_cores_leased_ratio{namespace="a",pod="busy",container="0"} 0.5
-  leasehold_container_cores_leased_ratio{namespace="a",pod="busy",container="1"} 0.1
-  leasehold_container_cores_leased_ratio{namespace="a",pod="idle",container="1"} 0.1
-  leasehold_container_memory_measured_bytes{namespace="a",pod="busy",container="0"} 4194304
-  leasehold_container_memory_measured_bytes{namespace="a",pod="busy",container="1"} 2097152
-  leasehold_container_cores_measured_ratio{namespace="a",pod="busy",container="0"} 0.9
-  leasehold_container_cores_measured_ratio{namespace="a",pod="busy",container="1"} 0.3
-"""
-"""Two pods whose containers 0 are init containers."""
-
-
-@needs_promtool
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("idle", 25), ("memory", 7), ("cores", 60), ("used_memory", 2), ("used_cores", 30)],
-)
-def test_the_history_has_the_most_of_a_pod_and_is_idle_once_all_its_containers_are(
-    column: str, value: float, tmp_path: Path
-) -> None:
-    expression = AMOUNT_METRICS[column].replace("@", "").replace("$", "600")
-    samples = [{"labels": "{}", "value": value}]
-    check = {"expr": expression, "eval_time": "0s", "exp_samples": samples}
-
-    inputs = input_series(PODS.strip().splitlines())
-    run_rules(tmp_path, {"input_series": inputs, "promql_expr_test": [check]})
 
 
 @needs_promtool

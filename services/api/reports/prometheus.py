@@ -98,7 +98,7 @@ class Prometheus:
         """Raises UnavailableError with what Prometheus replies."""
         end = now // within.step_s * within.step_s
         parameters = {
-            "query": " or ".join(_columns(subject, self.idle_after_s)),
+            "query": " or ".join(queries_of(subject, self.idle_after_s)),
             "start": str(end - within.span_s),
             "end": str(end),
             "step": str(within.step_s),
@@ -141,7 +141,8 @@ class Prometheus:
         return UnavailableError(f"--prometheus-url {self.url} cannot be read: {reason}")
 
 
-def _columns(subject: Subject, idle_after_s: float) -> Iterator[str]:
+def queries_of(subject: Subject, idle_after_s: float) -> Iterator[str]:
+    """Yield a query for each column, which its samples name, and one for all waiting pods."""
     queries = dict(AMOUNT_METRICS)
     if subject.kind == CLUSTER:
         yield _labelled(WAITING_PODS, WAITING)
