@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Raw, UnsetType, structs
+from msgspec import UNSET, Meta, Raw, UnsetType, structs
 
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import (
@@ -55,6 +55,9 @@ from shared.model.views.pods import (
 from shared.model.views.preemptions import EvictionView, PreemptionsView, PreemptionView, VictimView
 from shared.model.views.view import View
 
+EncodedDevice = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/DeviceView"})]
+"""A DeviceView as JSON."""
+
 
 class StateView(View, frozen=True, kw_only=True):
     """Everything that the page shows, and the position from which the events continue."""
@@ -62,8 +65,7 @@ class StateView(View, frozen=True, kw_only=True):
     id: str
     now: float
     nodes: tuple[NodeView, ...]
-    devices: tuple[Raw, ...]
-    """Each a DeviceView as JSON."""
+    devices: tuple[EncodedDevice, ...]
     waiting: QueueView
     namespaces: tuple[NamespaceView, ...]
     events: tuple[EventView, ...]
@@ -77,7 +79,7 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
     now: float
     nodes: tuple[NodeView, ...] = ()
     removed_nodes: tuple[str, ...] = ()
-    devices: tuple[Raw, ...] = ()
+    devices: tuple[EncodedDevice, ...] = ()
     removed_devices: tuple[str, ...] = ()
     waiting: QueueView | UnsetType = UNSET
     namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
