@@ -25,7 +25,7 @@ from shared.model.requests.request import (
 )
 from shared.placing.starts import WaitingClaim
 
-CLASSES = (f"{DRIVER}", f"whole-{DRIVER}")
+CLASSES = (DRIVER, f"whole-{DRIVER}")
 """DeviceClasses for parts of GPUs and for whole ones, as the component `dra` has them."""
 SELECTOR = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
 """Their only selector."""
