@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, TypeVar
 
-from msgspec import UNSET, Raw, UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import (
@@ -24,7 +24,7 @@ from services.api.projection.problems import (
     affected_objects,
     problems_of,
 )
-from services.api.projection.projection import ChangeKey, Projection, encoded
+from services.api.projection.projection import ChangeKey, EncodedDevice, Projection, encoded
 from services.api.projection.recent_events import PROBLEM, SOLVED
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
@@ -62,8 +62,7 @@ class StateView(View, frozen=True, kw_only=True):
     id: str
     now: float
     nodes: tuple[NodeView, ...]
-    devices: tuple[Raw, ...]
-    """Each a DeviceView as JSON."""
+    devices: tuple[EncodedDevice, ...]
     waiting: QueueView
     namespaces: tuple[NamespaceView, ...]
     events: tuple[EventView, ...]
@@ -77,7 +76,7 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
     now: float
     nodes: tuple[NodeView, ...] = ()
     removed_nodes: tuple[str, ...] = ()
-    devices: tuple[Raw, ...] = ()
+    devices: tuple[EncodedDevice, ...] = ()
     removed_devices: tuple[str, ...] = ()
     waiting: QueueView | UnsetType = UNSET
     namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
@@ -181,7 +180,7 @@ class VisibleCluster:
         hardware = self.projection.hardware.get(view.uuid)
         return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
-    def encoded_device(self, view: DeviceView) -> Raw:
+    def encoded_device(self, view: DeviceView) -> EncodedDevice:
         shown = self.device(view)
         return self.projection.encoded(view) if shown is view else encoded(shown)
 
