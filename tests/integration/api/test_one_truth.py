@@ -284,7 +284,11 @@ async def test_the_budget_is_the_same_in_command_object_page_report_and_metrics(
     await accounts.journal("ended", now_ms, half)
     keeper = accounts.timekeeper(store=store)
     reported = {event.namespace: event for event in await keeper.count()}
-    before: dict[str, Any] = {"used_units": 0, "current_rate_milli_gpu": 0, "reported_at": time.time() - 60}
+    before: dict[str, Any] = {
+        "used_units": 0,
+        "current_rate_milli_gpu": 0,
+        "reported_at": time.time() - 60,
+    }
     await day.shown.preemptions.save_budget(replace(reported[TEAM], **before))
     balance = keeper.balance_of(TEAM)
 
