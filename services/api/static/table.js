@@ -108,10 +108,7 @@ function comparison(value, sign) {
     const leftEmpty = left === null || left === "";
     const rightEmpty = right === null || right === "";
     if (leftEmpty || rightEmpty) return Number(leftEmpty) - Number(rightEmpty);
-    return (
-      sign *
-      (typeof left === "string" ? byName(left, right) : left - right)
-    );
+    return sign * (typeof left === "string" ? byName(left, right) : left - right);
   };
 }
 
