@@ -88,6 +88,10 @@ _OWN_ROWS = (
         f"use the annotation {AUTHOR_ANNOTATIONS[0]}",
     ),
     Word(
+        "scheduling.volcano.sh/group-min-member", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        f"a gang's size is that of its PodGroup, or {pod_groups.KOORDINATOR[1]} beside its name",
+    ),
+    Word(
         "scheduling.volcano.sh/queue-name", Place.ANNOTATION, WordEffect.NO_EFFECT,
         "there are no queues; namespaces share by their budgets",
     ),

@@ -7,9 +7,10 @@ what has changed. `now` is in Unix seconds.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw, structs
+from msgspec import Meta, Raw, structs
 
 from services.api.projection.lease_views import closed_by, device_view, held_share, phase_of
 from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
@@ -52,7 +53,11 @@ _NamespaceUsage = Counter[str]
 """By the fields of `NamespaceView`, of leases on one node or on all."""
 
 
-def encoded(view: DeviceView) -> Raw:
+EncodedDevice = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/DeviceView"})]
+"""A DeviceView as JSON."""
+
+
+def encoded(view: DeviceView) -> EncodedDevice:
     return Raw(_encode(view))
 
 
@@ -72,7 +77,7 @@ class Projection:
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._total_usage: dict[Namespace, _NamespaceUsage] | None = None
         """Of all nodes; None since a node's usage has changed."""
-        self._encoded: dict[DeviceUuid, tuple[DeviceView, Raw]] = {}
+        self._encoded: dict[DeviceUuid, tuple[DeviceView, EncodedDevice]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
         self._running: dict[NodeName, Mapping[ShareKey, tuple[ProcessUse, ...]]] = {}
         self._reservations: Mapping[DeviceUuid, DeviceReservation] = {}
@@ -148,7 +153,7 @@ class Projection:
             self._encoded.pop(uuid, None)
         return {("device", uuid) for uuid in removed}
 
-    def encoded(self, view: DeviceView) -> Raw:
+    def encoded(self, view: DeviceView) -> EncodedDevice:
         """Return a device as JSON, which is kept until it changes."""
         kept = self._encoded.get(view.uuid)
         if kept is None or kept[0] is not view:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from operator import is_
 from typing import Annotated, Any, TypeVar
 
+<<<<<<< HEAD
 from msgspec import UNSET, Meta, Raw, UnsetType, structs
+=======
+from msgspec import UNSET, UnsetType, structs
+>>>>>>> people
 
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import (
@@ -24,7 +28,7 @@ from services.api.projection.problems import (
     affected_objects,
     problems_of,
 )
-from services.api.projection.projection import ChangeKey, Projection, encoded
+from services.api.projection.projection import ChangeKey, EncodedDevice, Projection, encoded
 from services.api.projection.recent_events import PROBLEM, SOLVED
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
@@ -183,7 +187,7 @@ class VisibleCluster:
         hardware = self.projection.hardware.get(view.uuid)
         return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
-    def encoded_device(self, view: DeviceView) -> Raw:
+    def encoded_device(self, view: DeviceView) -> EncodedDevice:
         shown = self.device(view)
         return self.projection.encoded(view) if shown is view else encoded(shown)
 

@@ -4,7 +4,7 @@ Every change is tried on the nodes before it is advised, after the dialect has p
 limits again. So whoever does what a hint says gets a pod that runs.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from msgspec import structs
 
@@ -56,15 +56,19 @@ def is_tiny(changed: PodRequest, request: PodRequest, node: MirroredNode) -> boo
     )
 
 
-def changed_to_fit(request: PodRequest, node: MirroredNode) -> PodRequest | None:
+def changed_to_fit(
+    request: PodRequest, node: MirroredNode, absent: Collection[str] = ()
+) -> PodRequest | None:
     """Return the request with the fewest changes with which the node fits it, or None.
 
-    From the request with all changes, those that hurt most are taken back first. Parts are
-    requested instead of whole devices where none of these fits, and the reverse.
+    `absent` are resources that no node has, without which it is tried. From the request with all
+    changes, those that hurt most are taken back first. Parts are requested instead of whole devices
+    where none of these fits, and the reverse.
     """
     dialect = DIALECTS.get(request.dialect)
     for sizes in _SIZES:
-        steps = [step for step in (*_STEPS, *sizes) if step(request, node, dialect) != request]
+        possible = (_without(absent), *_STEPS, *sizes)
+        steps = [step for step in possible if step(request, node, dialect) != request]
         if fits(_applied(steps, request, node, dialect), node):
             return _least(steps, request, node, dialect)
     return None
@@ -217,6 +221,14 @@ def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> 
     ):
         return request
     return structs.replace(request, triggers=(TRIGGER,))
+
+
+def _without(absent: Collection[str]) -> Step:
+    def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
+        kept = {name: n for name, n in request.resources.items() if name not in absent}
+        return structs.replace(request, resources=kept) if absent else request
+
+    return step
 
 
 def _without_other_accelerators(

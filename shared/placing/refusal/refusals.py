@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from msgspec import structs
 
-from shared.dialects import DIALECTS
+from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.leases.lease import will_end_by
@@ -207,8 +207,9 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
                 changes=changes, node=first.name, models=_models_of(first), waiting=node.name
             )
     best: Advice | None = None
+    absent = _absent(request, index)
     for node in nodes:
-        changed = changed_to_fit(eventually, _idle(node, index))
+        changed = changed_to_fit(eventually, _idle(node, index), absent)
         changes = changes_between(eventually, changed) if changed else ()
         if changed is None or (best is not None and len(changes) > len(best.changes)):
             continue
@@ -216,6 +217,16 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
         if best is None or (len(changes), ends) < (len(best.changes), best.ends):
             best = Advice(changes=changes, node=node.name, models=_models_of(node), ends=ends)
     return best
+
+
+def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
+    """Return the extended resources that no node has, but for those of accelerators."""
+    others = {name for name in request.resources if "/" in name} - GPU_RESOURCES
+    extended = sorted(others.difference(unknown_gpus(request.resources)))
+    nodes = index.mirror.nodes.values()
+    return tuple(
+        name for name in extended if not any(name in node.facts.allocatable for node in nodes)
+    )
 
 
 def _without_rules(request: PodRequest) -> PodRequest:

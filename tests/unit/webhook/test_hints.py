@@ -374,6 +374,8 @@ FIELDS = {
     "a device of the driver": hosted("/dev/nvidia0"),
     "our own resource": of({"leasehold.dev/share": "1"}),
     "a resource by another name": of({"cuda": "1"}),
+    "a resource that no node has": of(T4 | {"rdma/hca": "1"}),
+    "two of them": of(KOORDINATOR | {"kubernetes.io/batch-cpu": "1000", "example.com/foo": "1"}),
     "unequal requests": written(T4, T4 | {"nvidia.com/gpumem": "2000"}),
     "a label with another value": of(T4, labels={"leasehold.dev/preemptible": "no"}),
     "more than its devices have": of(T4 | {"nvidia.com/gpu": "4", "nvidia.com/gpumem": "30000"}),
