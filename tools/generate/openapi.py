@@ -10,7 +10,6 @@ import msgspec
 from services.api.api_call import Route
 from services.api.http.read_api import ROUTES
 from services.api.projection.visible_cluster import DeltaView
-from shared.model.views.gpus import DeviceView
 from tools.generate.pages import ROOT
 
 PAGE = ROOT / "docs" / "openapi.json"
@@ -32,7 +31,6 @@ def generated() -> str:
     kinds = [
         *(kind for route in ROUTES for kind in (route.returns, route.body) if kind),
         DeltaView,
-        DeviceView,
         Error,
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)

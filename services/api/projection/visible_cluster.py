@@ -4,13 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-<<<<<<< HEAD
-from msgspec import UNSET, Meta, Raw, UnsetType, structs
-=======
 from msgspec import UNSET, UnsetType, structs
->>>>>>> people
 
 from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import (
@@ -58,9 +54,6 @@ from shared.model.views.pods import (
 )
 from shared.model.views.preemptions import EvictionView, PreemptionsView, PreemptionView, VictimView
 from shared.model.views.view import View
-
-EncodedDevice = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/DeviceView"})]
-"""A DeviceView as JSON."""
 
 
 class StateView(View, frozen=True, kw_only=True):
