@@ -3,7 +3,6 @@
 import copy
 import re
 from dataclasses import replace
-from functools import cache
 from itertools import cycle
 from math import inf
 from typing import Any
@@ -32,6 +31,7 @@ from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
 from tests.support.build import device, dice, ledger_node, mig_layout, pod_queued, use
+from tests.support.choices import among
 from tests.support.dialects import mixes
 from tests.support.effort import tries
 from tests.support.placer.placing import index_of
@@ -73,12 +73,6 @@ CHOICES: tuple[dict[str, str], ...] = (
 LABELS = st.sampled_from([{}, ISOLATED, ISOLATED | {"zone": "a"}, {"zone": "b"}])
 ANNOTATIONS = st.sampled_from(CHOICES)
 SELECTORS = st.sampled_from([{}, {}, {}, {"zone": "a"}, {"zone": "c", "x": ""}])
-
-
-@cache
-def among(*values: Any) -> st.SearchStrategy[Any]:
-    """Make a choice that is drawn from many times: to make it takes longer than a draw."""
-    return st.sampled_from(values)
 
 
 @st.composite
