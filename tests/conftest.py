@@ -10,6 +10,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+from services import GC_THRESHOLD
+
 # It extends the parser in Python: before the name stands for the one in C.
 from shared.kubernetes import strict_yaml  # noqa: F401
 from tests.support.effort import IN_CI, tries
@@ -53,6 +55,8 @@ FIRST = (
     *LONG,
 )
 """They begin first, or others would wait for them at the end."""
+GARBAGE = 5_000
+"""Objects that are made before the youngest are looked through."""
 MOST_REPEATED = 3
 """A run with more repetitions fails: so a race that is met often does not pass unnoticed."""
 
@@ -74,8 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage in what tests make, and not in half a million objects of collected tests."""
+    """Look for garbage in what tests make, and not in half a million objects of collected tests.
+
+    Tests of random input leave much, which is freed sooner than services do it: while it still is
+    in the processor's cache.
+    """
     gc.freeze()
+    gc.set_threshold(GARBAGE, *GC_THRESHOLD[1:])
 
 
 def repeated(config: pytest.Config) -> int:

@@ -36,6 +36,8 @@ STREAMS = 3
 COMMAND = services.cli.__name__
 NUMBER_BYTES = 16
 """Of an answer: the process's id, then its exit code."""
+FORKED_S = 60.0
+"""A process has an id within this time, also on a machine that has much else to do."""
 
 
 class Forked:
@@ -51,6 +53,7 @@ class Forked:
         folder: Path = ROOT,
     ) -> None:
         self._server = socket.socket(socket.AF_UNIX)
+        self._server.settimeout(FORKED_S)
         self._server.connect(_server())
         request = json.dumps([module, list(words), dict(variables), str(folder)]).encode()
         socket.send_fds(self._server, [request], streams)

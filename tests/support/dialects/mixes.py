@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.model.devices.device import Device
 from shared.model.names import Namespace
+from tests.support.choices import among
 
 MIB = 1 << 20
 BLOCK = 256 * MIB
@@ -106,7 +107,7 @@ def _pod(
 
 
 def _names(draw: Any) -> list[str]:
-    return [f"c{n}" for n in range(draw(st.sampled_from([1, 1, 1, 2, 3])))]
+    return [f"c{n}" for n in range(draw(among(1, 1, 1, 2, 3)))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Kinds:
 
 @st.composite
 def _kinds(draw: Any, names: list[str]) -> Kinds:
-    inits = draw(st.sampled_from([0, 0, 0, *range(len(names))]))
+    inits = draw(among(0, 0, 0, *range(len(names))))
     return Kinds(inits=inits, sidecars=[n for n in range(inits) if draw(st.integers(0, 2)) == 0])
 
 
@@ -137,13 +138,13 @@ ORDINARY = Kinds(inits=0)
 
 @st.composite
 def volcano_vgpu(draw: Any) -> ExpectedPod:
-    mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
+    mode = draw(among("", "", "", "hami-core", "mig"))
     containers = []
     parts = []
     for name in _names(draw):
         number = draw(few)
         memory = draw(st.one_of(st.none(), sizes))
-        percent = draw(st.sampled_from([None, None, None, 1, 20, 33, 100]))
+        percent = draw(among(None, None, None, 1, 20, 33, 100))
         cores = draw(st.one_of(st.none(), cores_of))
         limits = {
             "volcano.sh/vgpu-number": number,
@@ -217,7 +218,7 @@ def vcuda(draw: Any) -> ExpectedPod:
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        cards = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        cards = draw(among(0, 0, 0, 0, 1, 2))
         init = kinds.runs_before(place)
         core = cards * 100 or draw(st.integers(1, 99))
         blocks = draw(st.integers(0 if cards else 1, 7))
@@ -239,8 +240,8 @@ def vcuda(draw: Any) -> ExpectedPod:
 
 @st.composite
 def hami(draw: Any) -> ExpectedPod:
-    mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
-    mutex = draw(st.sampled_from([False, False, False, True]))
+    mode = draw(among("", "", "", "hami-core", "mig"))
+    mutex = draw(among(False, False, False, True))
     containers = []
     parts = []
     names = _names(draw)
@@ -249,7 +250,7 @@ def hami(draw: Any) -> ExpectedPod:
         number = draw(few)
         init = kinds.runs_before(place)
         memory = draw(st.one_of(st.none(), sizes))
-        percent = draw(st.sampled_from([None, None, 1, 33, 50, 100]))
+        percent = draw(among(None, None, 1, 33, 50, 100))
         cores = draw(st.one_of(st.none(), cores_of))
         limits = {
             "nvidia.com/gpu": number,
@@ -299,7 +300,7 @@ def koordinator(draw: Any) -> ExpectedPod:
         cards = draw(few)
         init = kinds.runs_before(place)
         core = draw(st.one_of(st.none(), cores_of))
-        ratio = None if in_bytes else draw(st.sampled_from([1, 10, 29, 33, 50, 100]))
+        ratio = None if in_bytes else draw(among(1, 10, 29, 33, 50, 100))
         memory = draw(st.integers(cards * MIB, 3000 * MIB)) if in_bytes else None
         limits = {
             "koordinator.sh/gpu.shared": cards,
@@ -333,7 +334,7 @@ def koordinator(draw: Any) -> ExpectedPod:
 @st.composite
 def vendor_cards(draw: Any) -> ExpectedPod:
     """`nvidia.com/gpu` for Koordinator's scheduler, and for all others."""
-    scheduler = draw(st.sampled_from(["koord-scheduler", "default"]))
+    scheduler = draw(among("koord-scheduler", "default"))
     number = draw(few)
     koord = scheduler == "koord-scheduler"
     part = ExpectedShare(

@@ -12,6 +12,7 @@ from shared.model.leases.ledger import Reservation
 from shared.model.names import DeviceUuid
 from shared.model.requests.request import SharingPolicy
 from tests.support.build import mig_layout
+from tests.support.choices import among
 from tests.support.placer.ledger import NOW, device, share, uuid
 
 NODES = ("a", "b")
@@ -34,23 +35,23 @@ def described(node: str, gpu: int, *, flipped: bool = False, **changes: object) 
 @st.composite
 def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
     """Shares of devices, all of one layout where they are instances, each in its own position."""
-    node = draw(st.sampled_from(NODES))
-    count = draw(st.sampled_from((1, 1, 1, 2, 3, 0)))
-    layout = draw(st.sampled_from(LAYOUTS))
+    node = draw(among(*NODES))
+    count = draw(among(1, 1, 1, 2, 3, 0))
+    layout = draw(among(*LAYOUTS))
     positions = draw(st.permutations(range(3)))
     instances = draw(st.sampled_from(({MIG}, {MIG}, {MIG}, {0, MIG}, set())))
     shares = [
         share(
             node,
             draw(gpus),
-            mib=draw(st.sampled_from((1, 1, 4_000, 9_000, 16_000))),
-            cores=draw(st.sampled_from((0, 0, 0, 30, 100))),
+            mib=draw(among(1, 1, 4_000, 9_000, 16_000)),
+            cores=draw(among(0, 0, 0, 30, 100)),
             container=f"c{number}",
-            slotted=draw(st.sampled_from((True, True, False))),
+            slotted=draw(among(True, True, False)),
             sharing=draw(
                 st.sampled_from((SharingPolicy.SHARED, SharingPolicy.SHARED, *SharingPolicy))
             ),
-            slots=draw(st.sampled_from((0, 0, 100, 2))),
+            slots=draw(among(0, 0, 100, 2)),
             init=draw(st.integers(0, 2)) == 0,
         )
         for number in range(count)

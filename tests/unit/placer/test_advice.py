@@ -31,6 +31,7 @@ from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
 from tests.support.build import device, dice, ledger_node, mig_layout, pod_queued, use
+from tests.support.choices import among
 from tests.support.dialects import mixes
 from tests.support.effort import tries
 from tests.support.placer.placing import index_of
@@ -69,35 +70,40 @@ CHOICES: tuple[dict[str, str], ...] = (
 )
 
 
+LABELS = st.sampled_from([{}, ISOLATED, ISOLATED | {"zone": "a"}, {"zone": "b"}])
+ANNOTATIONS = st.sampled_from(CHOICES)
+SELECTORS = st.sampled_from([{}, {}, {}, {"zone": "a"}, {"zone": "c", "x": ""}])
+
+
 @st.composite
 def _uses(draw: Any, memory_mib: int) -> DeviceUse:
-    share = draw(st.sampled_from([0, 0, 10, 50, 90, 99, 100]))
+    share = draw(among(0, 0, 10, 50, 90, 99, 100))
     if not share:
         return DeviceUse()
-    tags = draw(st.sampled_from([(), (), ("ns/g",)]))
-    cores = draw(st.sampled_from([0, 30, 99, 100]))
+    tags = draw(among((), (), ("ns/g",)))
+    cores = draw(among(0, 30, 99, 100))
     return use(memory_mib * share // 100, cores, 1, 1, *tags)
 
 
 @st.composite
 def _nodes(draw: Any, name: str) -> LedgerNode:
-    unit = draw(st.sampled_from([1, 1, 1, 10]))
-    mode = draw(st.sampled_from([DeviceMode.HAMI_CORE, DeviceMode.HAMI_CORE, DeviceMode.MIG]))
+    unit = draw(among(1, 1, 1, 10))
+    mode = draw(among(DeviceMode.HAMI_CORE, DeviceMode.HAMI_CORE, DeviceMode.MIG))
     cards = [
         device(
             f"GPU-{name}-{index}",
             index,
-            memory_mib=draw(st.sampled_from([1000, 2000, 3000])),
+            memory_mib=draw(among(1000, 2000, 3000)),
             unit_mib=unit,
-            slots=draw(st.sampled_from([1, 10])),
+            slots=draw(among(1, 10)),
             healthy=draw(st.integers(0, 7)) > 0,
-            model=draw(st.sampled_from(MODELS)),
+            model=draw(among(*MODELS)),
             mode=mode,
             layouts=LAYOUTS if mode is DeviceMode.MIG else (),
-            numa=draw(st.sampled_from([None, 0, 1])),
-            isolation=draw(st.sampled_from([*3 * [Isolation.SHARED], *Isolation])),
+            numa=draw(among(None, 0, 1)),
+            isolation=draw(among(*3 * [Isolation.SHARED], *Isolation)),
         )
-        for index in range(draw(st.sampled_from([0, 1, 2, 2, 3, 4])))
+        for index in range(draw(among(0, 1, 2, 2, 3, 4)))
     ]
     return ledger_node(
         name,
@@ -105,18 +111,18 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             (card, draw(_uses(card.memory_mib)) if mode is DeviceMode.HAMI_CORE else DeviceUse())
             for card in cards
         ),
-        labels=draw(st.sampled_from([{}, ISOLATED, ISOLATED | {"zone": "a"}, {"zone": "b"}])),
-        taints=draw(st.sampled_from([(), (), (), (), TAINTS[:1], TAINTS[:1], TAINTS])),
+        labels=draw(LABELS),
+        taints=draw(among((), (), (), (), TAINTS[:1], TAINTS[:1], TAINTS)),
         unschedulable=draw(st.integers(0, 15)) == 0,
         allocatable={
-            "cpu": draw(st.sampled_from([2_000, 8_000])),
+            "cpu": draw(among(2_000, 8_000)),
             "memory": 2**33,
             "pods": 9,
             "tencent.com/vcuda-memory": sum(card.memory_mib for card in cards) // 256,
         },
-        used={"cpu": draw(st.sampled_from([0, 1_500]))},
-        excluded_devices=draw(st.sampled_from([(), (), (0,)])),
-        served=draw(st.sampled_from([*8 * [SERVED], SERVED[:1], ("volcano.sh/gpu-memory",)])),
+        used={"cpu": draw(among(0, 1_500))},
+        excluded_devices=draw(among((), (), (0,))),
+        served=draw(among(*8 * [SERVED], SERVED[:1], ("volcano.sh/gpu-memory",))),
     )
 
 
@@ -129,7 +135,7 @@ def clusters(draw: Any) -> list[LedgerNode]:
 def pods(draw: Any) -> Pod:
     """A manifest in any dialect, with requirements on nodes and devices."""
     made: PodManifest = draw(mixes.mixed).manifest
-    notes = {**made.annotations, **draw(st.sampled_from(CHOICES))}
+    notes = {**made.annotations, **draw(ANNOTATIONS)}
     containers: list[Any] = [
         {
             "name": each.name,
@@ -138,13 +144,13 @@ def pods(draw: Any) -> Pod:
         }
         for each in made.containers
     ]
-    containers[-1]["resources"]["limits"]["cpu"] = draw(st.sampled_from(["100m", "1", "3"]))
+    containers[-1]["resources"]["limits"]["cpu"] = draw(among("100m", "1", "3"))
     inits = sum(each.init for each in made.containers)
     spec = {
         "schedulerName": made.scheduler or "leasehold",
         "containers": containers[inits:],
         "initContainers": containers[:inits],
-        "nodeSelector": draw(st.sampled_from([{}, {}, {}, {"zone": "a"}, {"zone": "c", "x": ""}])),
+        "nodeSelector": draw(SELECTORS),
         "tolerations": [],
     }
     if draw(st.integers(0, 7)) == 0:
@@ -152,7 +158,7 @@ def pods(draw: Any) -> Pod:
         required = {"nodeSelectorTerms": [term]}
         affinity = {"requiredDuringSchedulingIgnoredDuringExecution": required}
         spec["affinity"] = {"nodeAffinity": affinity}
-    namespace = draw(st.sampled_from(["ns", "ns", "ns", STRICT]))
+    namespace = draw(among("ns", "ns", "ns", STRICT))
     meta = {"name": "p", "namespace": namespace, "uid": "u", "resourceVersion": "1"}
     return {"metadata": {**meta, "annotations": notes}, "spec": spec}
 

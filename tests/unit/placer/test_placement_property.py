@@ -31,6 +31,7 @@ from shared.model.requests.request import (
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from tests.support.build import device, dice, gpu, ledger_node, mig_layout, request, use
+from tests.support.choices import among
 from tests.support.effort import tries
 from tests.support.placer.naive import fit_on_node, fits_somewhere
 from tests.support.placer.placing import index_of
@@ -42,8 +43,12 @@ IN_ZONE_A = VolumeRequirement(
 )
 NOWHERE = VolumeRequirement(rule=VolumeRule.NO_VOLUME)
 memories = st.sampled_from([0, 10, 25, 40, 60, 100])
-
-
+TAKEN = st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100])))
+MEMORY_MIB = st.one_of(st.none(), st.sampled_from([1, 2, 7, 14, 30, 56, 98]))
+BANDWIDTHS = st.lists(st.sampled_from([10, 40, 50, 150]), min_size=6, max_size=6)
+LABELS = st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])
+CPUS = st.sampled_from([{}, {}, {0: 0, 1: 2}, {0: 5, 1: 3}, {0: 5}])
+MODES = st.sampled_from([[*DeviceMode], *([mode] for mode in DeviceMode)])
 replicas = st.builds(
     Replicas,
     number=st.integers(2, 4),
@@ -65,7 +70,7 @@ LAYOUTS = (
 @st.composite
 def _uses(draw: Any, card: Device) -> DeviceUse:
     """Nothing, a share of HAMi-core's, or instances of a layout."""
-    tags = draw(st.sampled_from([(), ("g",)]))
+    tags = draw(among((), ("g",)))
     likely = 2 if card.mode is DeviceMode.MIG else 9
     if card.layouts and draw(st.integers(1, likely)) == 1:
         pinned = draw(st.sampled_from(card.layouts))
@@ -85,7 +90,7 @@ def _uses(draw: Any, card: Device) -> DeviceUse:
         taken_cores = shares * card.replicas.cores_percent
         known = use(memory_mib, taken_cores, shares, 1, *tags)
         return structs.replace(known, mode=card.replicas.mode if shares else "")
-    taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
+    taken = draw(TAKEN)
     if taken is None:
         return DeviceUse()
     return use(min(taken[0], card.memory_mib), taken[1], 1, 1, *tags)
@@ -108,45 +113,43 @@ def _mode(mode: DeviceMode, divided: Replicas) -> dict[str, Any]:
 
 @st.composite
 def _nodes(draw: Any, name: str) -> LedgerNode:
-    unit = draw(st.sampled_from([1, 1, 7]))
+    unit = draw(among(1, 1, 7))
     one_numa = draw(st.integers(0, 3)) == 0
-    cpus = draw(st.sampled_from([{}, {}, {0: 0, 1: 2}, {0: 5, 1: 3}, {0: 5}]))
-    modes = draw(st.sampled_from([[*DeviceMode], *([mode] for mode in DeviceMode)]))
-    numas = [draw(st.sampled_from([None, 0, 0, 1])) for _ in range(draw(st.integers(0, 4)))]
+    cpus = draw(CPUS)
+    modes = draw(MODES)
+    numas = [draw(among(None, 0, 0, 1)) for _ in range(draw(st.integers(0, 4)))]
     cards = [
         device(
             f"GPU-{name}-{index}",
             index,
-            memory_mib=draw(st.sampled_from([14, 56, 98])) // unit * unit,
+            memory_mib=draw(among(14, 56, 98)) // unit * unit,
             unit_mib=unit,
             slots=draw(st.integers(1, 3)),
             healthy=draw(st.integers(0, 5)) > 0,
-            model=draw(st.sampled_from(["Tesla T4", "NVIDIA A100"])),
-            **_mode(draw(st.sampled_from(modes)), draw(replicas)),
-            layouts=draw(st.sampled_from(LAYOUTS)),
+            model=draw(among("Tesla T4", "NVIDIA A100")),
+            **_mode(draw(among(*modes)), draw(replicas)),
+            layouts=draw(among(*LAYOUTS)),
             numa=numa,
             one_numa=one_numa,
             numa_cpus=cpus.get(numa),
-            pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
-            isolation=draw(st.sampled_from([Isolation.SHARED, Isolation.SHARED, *Isolation])),
+            pcie=draw(among("", "pci0000:3a", "pci0000:85")),
+            isolation=draw(among(Isolation.SHARED, Isolation.SHARED, *Isolation)),
         )
         for index, numa in enumerate(numas)
     ]
     if draw(st.booleans()):
-        cards = _linked(
-            cards, draw(st.lists(st.sampled_from([10, 40, 50, 150]), min_size=6, max_size=6))
-        )
+        cards = _linked(cards, draw(BANDWIDTHS))
     node_devices = [(card, draw(_uses(card))) for card in cards]
     return ledger_node(
         name,
         *node_devices,
-        labels=draw(st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])),
-        taints=draw(st.sampled_from([(), (), (TAINT,), (SOFT,)])),
+        labels=draw(LABELS),
+        taints=draw(among((), (), (TAINT,), (SOFT,))),
         unschedulable=draw(st.integers(0, 5)) == 0,
-        allocatable={"cpu": draw(st.sampled_from([100, 300])), "pods": 5},
-        used={"cpu": draw(st.sampled_from([0, 100])), numa_cpus_name(0): draw(st.integers(0, 2))},
-        excluded_devices=draw(st.sampled_from([(), (), (0,)])),
-        served=draw(st.sampled_from([("t",), ("t",), ()])),
+        allocatable={"cpu": draw(among(100, 300)), "pods": 5},
+        used={"cpu": draw(among(0, 100)), numa_cpus_name(0): draw(st.integers(0, 2))},
+        excluded_devices=draw(among((), (), (0,))),
+        served=draw(among(("t",), ("t",), ())),
     )
 
 
@@ -160,21 +163,21 @@ def requests(draw: Any) -> PodRequest:
     containers = tuple(
         gpu(
             f"c{number}",
-            draw(st.sampled_from([1, 1, 1, 2, 3])),
-            draw(st.one_of(st.none(), st.sampled_from([1, 2, 7, 14, 30, 56, 98]))),
-            memory_percent=draw(st.sampled_from([None, None, 10, 33, 100])),
-            cores_percent=draw(st.sampled_from([0, 0, 30, 70, 100, 101])),
+            draw(among(1, 1, 1, 2, 3)),
+            draw(MEMORY_MIB),
+            memory_percent=draw(among(None, None, 10, 33, 100)),
+            cores_percent=draw(among(0, 0, 30, 70, 100, 101)),
             whole=draw(st.integers(0, 9)) == 0,
             slotted=draw(st.booleans()),
-            memory_bytes=draw(st.sampled_from([None, None, 1, (7 << 20) + 1, 30 << 20])),
+            memory_bytes=draw(among(None, None, 1, (7 << 20) + 1, 30 << 20)),
             percent_of_mib=draw(st.booleans()),
-            sharing=draw(st.sampled_from(SharingPolicy)),
-            slots=draw(st.sampled_from([0, 0, 1, 100])),
+            sharing=draw(among(*SharingPolicy)),
+            slots=draw(among(0, 0, 1, 100)),
             records_requested_units=draw(st.booleans()),
             mig_allowed=draw(st.integers(0, 3)) > 0,
             strict=draw(st.integers(0, 3)) == 0,
             limited=draw(st.integers(0, 3)) > 0,
-            exclusive_cpus=draw(st.sampled_from([0, 0, 2, 3])),
+            exclusive_cpus=draw(among(0, 0, 2, 3)),
         )
         for number in range(draw(st.integers(0, 3)))
     )
@@ -182,7 +185,7 @@ def requests(draw: Any) -> PodRequest:
         structs.replace(container, init=draw(st.integers(0, 2)) == 0) for container in containers
     )
     if draw(st.integers(0, 2)) == 0:
-        name = draw(st.sampled_from(["gpu", "gpu", "gpu.shared"]))
+        name = draw(among("gpu", "gpu", "gpu.shared"))
         containers = tuple(
             structs.replace(container, whole=True, sharing=SharingPolicy.EXCLUSIVE, number_of=name)
             for container in containers
@@ -192,11 +195,11 @@ def requests(draw: Any) -> PodRequest:
         *containers,
         same_device=same_device,
         distinct_devices=not same_device and draw(st.booleans()),
-        allocation_weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
-        topology_scope=draw(st.sampled_from(2 * [TopologyScope.NODE] + list(TopologyScope))),
+        allocation_weights=draw(among((0, 0, 1), (1, 1, 1), (0, 2, 1))),
+        topology_scope=draw(among(*2 * [TopologyScope.NODE], *TopologyScope)),
         prefer_links=draw(st.booleans()),
         prefer_mig=draw(st.booleans()),
-        triggers=draw(st.sampled_from([(), ("t",)])),
+        triggers=draw(among((), ("t",))),
         selection=draw(
             st.sampled_from(
                 [
@@ -208,17 +211,17 @@ def requests(draw: Any) -> PodRequest:
                 ]
             )
         ),
-        anti_affinity_groups=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
-        device_order=draw(st.sampled_from(DeviceOrder)),
-        node_order=draw(st.sampled_from(NodeOrder)),
-        resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
+        anti_affinity_groups=draw(among((), (), ("g",), ("g", "h"))),
+        device_order=draw(among(*DeviceOrder)),
+        node_order=draw(among(*NodeOrder)),
+        resources={"cpu": draw(among(0, 100, 200)), "pods": 1},
         node_requirements=NodeRequirements(
-            selector=draw(st.sampled_from([(), (), (("zone", "a"),)])),
+            selector=draw(among((), (), (("zone", "a"),))),
             preferred=draw(
                 st.sampled_from([(), ((5, (NodeTerm(key="zone", operator="Exists"),)),)])
             ),
-            tolerations=draw(st.sampled_from([(), (Toleration(operator="Exists"),)])),
-            volumes=draw(st.sampled_from([(), (), (IN_ZONE_A,), (IN_ZONE_A, NOWHERE)])),
+            tolerations=draw(among((), (Toleration(operator="Exists"),))),
+            volumes=draw(among((), (), (IN_ZONE_A,), (IN_ZONE_A, NOWHERE))),
         ),
     )
 
@@ -364,8 +367,8 @@ def _linked_cards(draw: Any) -> LedgerNode:
         device(
             f"GPU-{n}",
             n,
-            numa=draw(st.sampled_from([None, 0, 0, 1, 1])),
-            pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:3a", "pci0000:85"])),
+            numa=draw(among(None, 0, 0, 1, 1)),
+            pcie=draw(among("", "pci0000:3a", "pci0000:3a", "pci0000:85")),
         )
         for n in range(draw(st.integers(3, 5)))
     ]

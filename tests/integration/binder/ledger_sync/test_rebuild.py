@@ -234,7 +234,7 @@ async def rebuild(
     timing: RebuildTiming = TIMING,
     steps: int = 1,
 ) -> list[Event]:
-    """Lose the ledger; return what the rebuild publishes within a minute from what `answer` adds."""
+    """Lose the ledger; return what the rebuild publishes in a minute from what `answer` adds."""
     clock = SystemClock()
     evidence = CollectedEvidence(clock.ticks)
     async with ledger(url, {}) as leases:
