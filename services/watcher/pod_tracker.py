@@ -143,7 +143,10 @@ class PodTracker:
             return [*self._update_pending(now), *self._update_first_sharers(now)]
         if now.awaits_kube_scheduler:
             return self._update_handed_over(now)
+        waited = self.handed_over.get(now.pod)
         self._remove_pending(now.pod)
+        if waited is not None and now.node and not _requests_gpus(waited):
+            return [replace(handed_over_event(waited), bound=True)]
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
             return [] if is_published else [_gated_event(now)]
@@ -409,6 +412,11 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
     if pod.request is None:
         return rejected_event(pod, pod.request_error, requeue_number=requeue_number)
     return queued(pod, pod.request, requeue_number=requeue_number)
+
+
+def _requests_gpus(pod: ObservedPod) -> bool:
+    """Return whether the pod gets a lease, which ends its wait."""
+    return pod.request is not None and bool(pod.request.containers)
 
 
 def handed_over_event(pod: ObservedPod) -> PodHandedOver:

@@ -147,8 +147,13 @@ class SchedulerOffers:
         newest = {event.queued.pod: event for event in events}
         now = self.clock.now()
         await self.waiting_pods.hand_over(
-            [waits_for_kube_scheduler(event.queued, event.reason, now) for event in newest.values()]
+            [
+                waits_for_kube_scheduler(event.queued, event.reason, now)
+                for event in newest.values()
+                if not event.bound
+            ]
         )
+        await self.waiting_pods.remove_bound([pod for pod, event in newest.items() if event.bound])
 
     @handles
     async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:

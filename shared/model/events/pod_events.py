@@ -197,6 +197,8 @@ class PodHandedOver(Event, subject="pod.handed_over.v1", delivery=Delivery.WORK)
     queued: PodQueued
     reason: MessageText = ""
     """The message of its condition PodScheduled; empty before kube-scheduler has tried it."""
+    bound: bool = False
+    """It waits no longer, although it gets no lease: only its ResourceClaims have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

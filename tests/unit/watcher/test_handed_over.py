@@ -12,7 +12,7 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodHandedOver
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.requests.request import PodRequest
+from shared.model.requests.request import GpuRequest, PodRequest
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 
@@ -67,6 +67,27 @@ def test_pods_that_kube_scheduler_places_are_published_again_until_they_have_a_n
         assert event.queued.handed_over == "spec.volumes[0]"
     pods.update(structs.replace(refused, node=NodeName("a")), refused)
     assert pods.resync(2) == pods.requeue([WAITING.pod], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "bound"),
+    [
+        (PodRequest(), [True]),
+        (None, [True]),
+        (PodRequest(containers=(GpuRequest(container="main", gpus=1),)), []),
+    ],
+)
+def test_the_wait_of_a_pod_that_gets_no_lease_ends_once_it_has_a_node(
+    request_: PodRequest | None, bound: list[bool]
+) -> None:
+    pods = PodTracker()
+    waiting = structs.replace(HANDED_OVER, request=request_, reason="no device")
+    pods.update(waiting, None)
+
+    events = pods.update(structs.replace(waiting, node=NodeName("a")), waiting)
+
+    assert [event.bound for event in events if isinstance(event, PodHandedOver)] == bound
+    assert len(events) == len(bound)
 
 
 def test_a_pod_of_kube_scheduler_with_an_invalid_request_waits_with_its_reason() -> None:

@@ -348,6 +348,9 @@ async def test_pods_of_kube_scheduler_wait_with_its_reason_and_without_offers(
     offered = await at.leases.waiting_pods.choose_offers(now=NOW + 60)
     assert offered.pods == ()
     assert OFFER not in await at.annotations(pod)
+    await offers.save_handed_over([PodHandedOver(queued=pod, reason=reason, bound=True)])
+    assert await at.leases.waiting_pods.load() == []
+    assert not await at.leases.waiting_pods.list_gone([pod.pod])
 
 
 async def test_what_the_extender_refused_stays_beside_the_reason_of_kube_scheduler(
