@@ -226,9 +226,9 @@ class SharedServers:
         Return what was done.
         """
         async with self._lock(target.gpu):
-            record = await self._record(target.gpu)
+            await self._required(target)
             killed = await self._end(target.gpu)
-            record = await self._start(record)
+            record = await self._start(await self._record(target.gpu))
         text = f", killed {killed} of its processes" if killed else ""
         return (
             f"ended the GPU's server with the work of all its containers{text}, started it again "

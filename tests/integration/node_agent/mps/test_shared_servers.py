@@ -196,6 +196,9 @@ async def test_an_older_fence_changes_nothing_and_a_namespace_is_of_one_gpu(
         await servers.ensure(
             SECOND, fence=6, limits=MpsLimits(percent=5, memory_mib={DeviceUuid("GPU-x"): 1})
         )
+    for call_of_unknown in (servers.repair(SECOND), servers.probe(SECOND)):
+        with pytest.raises(RequestError, match="has no namespace of MPS"):
+            await call_of_unknown
     assert (await servers.get(FIRST)).held_percent() == 25
 
 
