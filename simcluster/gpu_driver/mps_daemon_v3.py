@@ -283,9 +283,9 @@ class Daemon(ControlDaemon):
             raise
         self.servers[name] = server
         missing = self.fault("missing") or ()
-        known = {*self.devices, *map(str, range(len(self.devices)))}
+        present = {*self.devices, *map(str, range(len(self.devices)))}
         if any(
-            device in missing or (known and device not in known)
+            device in missing or (present and device not in present)
             for device in filter(None, devices.split(","))
         ):
             server.process.kill()

@@ -1,6 +1,6 @@
 """The page with thousands of devices in Chromium: how long it takes to come up, and its frames.
 
-    python -m tests.benchmarks.page [DEVICES] [CHANGES_A_SECOND]
+    python -m tests.benchmarks.page 400 500
 
 An API without NATS and Redis is filled with nodes of eight devices, each holding four leases;
 for ten seconds leases change, published in rounds as by the ledger, while the map is scrolled from
@@ -11,10 +11,10 @@ requestAnimationFrame sees them (more than 50 ms is a stutter that one feels), t
 50 ms, and how much of a CPU the page's main thread used, which means most on a busy machine.
 """
 
+import argparse
 import asyncio
 import itertools
 import os
-import sys
 import time
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ async def change(board: ApiService, nodes: int, changes: int) -> None:
         await asyncio.sleep(ROUND_S)
 
 
-async def measure(devices: int = 5000, changes: int = 500) -> None:
+async def measure(devices: int, changes: int) -> None:
     """Print what the page saw."""
     nodes = -(-devices // PER_NODE)
     usage = NodesUsage()
@@ -152,4 +152,12 @@ def _print(name: str, times: list[float], tasks: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(*map(int, sys.argv[1:3])))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("devices", type=int, nargs="?", default=5000)
+    parser.add_argument("changes", type=int, nargs="?", default=500, help="of devices, a second")
+    options = parser.parse_args()
+    asyncio.run(measure(options.devices, options.changes))

@@ -117,5 +117,5 @@ async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
     assert [(share.device, share.memory_mib) for share in lease.shares] == [(gpu_of[evicted], mib)]
     assert await waiting.nodes() == {}
     assert await leases_of(waiting) == []
-    for each in (waiting, namespace, others):
-        await each.delete_pods()
+    for used in (waiting, namespace, others):
+        await used.delete_pods()

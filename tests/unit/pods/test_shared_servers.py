@@ -36,8 +36,8 @@ def secured(context: Obj | None = None, of_pod: Obj | None = None, **spec: Any) 
 
 def error_at_watch(obj: Obj, **notes: str) -> str:
     """Return why the watcher rejects a pod; empty if it is read."""
-    known: Obj = {"namespace": "team-a", "uid": "u", "resourceVersion": "1"}
-    meta = {**obj["metadata"], **known}
+    stored: Obj = {"namespace": "team-a", "uid": "u", "resourceVersion": "1"}
+    meta = {**obj["metadata"], **stored}
     meta["annotations"] = {**meta.get("annotations", {}), **notes}
     return PARSER.parse(msgspec.convert({**obj, "metadata": meta}, ApiPod)).request_error
 
