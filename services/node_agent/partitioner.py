@@ -14,6 +14,7 @@ from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.memory_limits.cgroup_tree import CGROUPS, CgroupTree
 from services.node_agent.memory_limits.limit_setter import LimitSetter
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.partition.partition_server import PartitionServer
 from services.node_agent.time_slices.slice_setter import SetTimeSlices, SliceSetter
@@ -96,7 +97,7 @@ def main() -> None:
     )
     mps = None
     if settings.mps_dir is not None:
-        mps = MpsRunners.in_directory(settings.mps_dir, proc=settings.proc_dir)
+        mps = MpsRunners.of_node(MpsNode(settings.mps_dir, proc=settings.proc_dir))
     run(
         lambda: partition(settings, NvmlGpus(), mps, SliceSetter().set),
         service=NAME,

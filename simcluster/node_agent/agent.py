@@ -15,6 +15,7 @@ from services.node_agent.memory_limits.container_limits import LimitSetters
 from services.node_agent.memory_limits.limit_setter import LimitSetter
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mps.control import PROBE
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.settings import AgentSettings
 from services.node_agent.time_slices.slice_setter import (
@@ -186,14 +187,14 @@ def _mps(settings: SimulatedAgentSettings) -> MpsRunners:
         return MpsRunners.of_partitioner(settings.partition_socket)
     root = settings.state_dir.absolute() / "mps"
     if settings.local:  # by the driver's own program, as this user
-        return MpsRunners.in_directory(root)
+        return MpsRunners.of_node(MpsNode(root))
     return simulated_mps(root, settings.gpu_driver_dir)
 
 
 def simulated_mps(root: Path, gpus: Path | None) -> MpsRunners:
     """Return what runs MPS of simulated GPUs."""
     probe = ("env", *driver_variables(gpus), *PROBE)
-    return MpsRunners.in_directory(root, program=command(), probe=probe)
+    return MpsRunners.of_node(MpsNode(root, program=command(), probe_program=probe))
 
 
 def _slices(settings: SimulatedAgentSettings) -> SetTimeSlices:

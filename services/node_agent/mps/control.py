@@ -5,6 +5,7 @@ drivers from R495 on speak) and mpsv3-interface.html (version 3, from R615 on).
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from services.node_agent.mps.daemon import WedgedError
@@ -38,6 +39,8 @@ PROBE = (
     "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))",
 )
 PROGRAM = "nvidia-cuda-mps-control"
+PIPES = "pipe"
+"""In a daemon's directory."""
 SOCKET = "control"
 PID_FILE = "nvidia-cuda-mps-control.pid"
 MOST_PATH = 107
@@ -52,7 +55,7 @@ class MpsControl:
     def __init__(self, directory: Path, program: Sequence[str], proc: Path) -> None:
         self.program = tuple(program)
         self.proc = proc
-        self.pipes = directory / "pipe"
+        self.pipes = directory / PIPES
         self.logs = directory / "log"
 
     @property
@@ -103,7 +106,14 @@ class MpsControl:
             raise WedgedError(f"a new client hung for {limit_s:g} s") from error
         return code
 
-    async def await_end(self) -> None:
+    async def end(self) -> int:
+        """Wait until the daemon has ended, or kill it; return how many processes were killed."""
+        await self._await_end()
+        killed = await asyncio.to_thread(self.kill_all)
+        await self._await_end()
+        return killed
+
+    async def _await_end(self) -> None:
         """Wait until nobody listens at the socket, or for `END_S`."""
         until = time.monotonic() + END_S
         while await asyncio.to_thread(self.listener) and time.monotonic() < until:  # noqa: ASYNC110
@@ -160,3 +170,14 @@ class MpsControl:
                 left.unlink()
         self.pipes.chmod(0o755)  # the container's programs may be of any user
         self.logs.chmod(0o700)
+
+
+@contextlib.contextmanager
+def ending_work_of(client: int) -> Iterator[None]:
+    """Raise WedgedError if the command within does not return within its `TERMINATE_S`."""
+    try:
+        yield
+    except SilentError as error:
+        raise WedgedError(
+            f"ending the GPU work of process {client} did not return within {TERMINATE_S:g} s"
+        ) from error

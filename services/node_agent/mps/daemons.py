@@ -8,25 +8,17 @@ write to the directory of its daemon, so what is there is not believed.
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from weakref import WeakValueDictionary
+from collections.abc import Iterable
 
-import msgspec
+from msgspec import Struct, structs
 
-from services.node_agent.files import replace_file
 from services.node_agent.mps.control import (
     END_S,
-    MOST_PATH,
-    PROBE,
-    PROBE_S,
-    PROGRAM,
-    SOCKET,
+    PIPES,
     TERMINATE_S,
     MpsControl,
+    ending_work_of,
 )
 from services.node_agent.mps.daemon import (
     MpsDaemon,
@@ -34,20 +26,15 @@ from services.node_agent.mps.daemon import (
     MpsServer,
     MpsTarget,
     StartedDaemon,
-    WedgedError,
     check_limits,
     parse_memory_mib,
     parse_percent,
     parse_pids,
 )
-from services.node_agent.programs import SilentError
-from shared.dialects.mps import (
-    MEMORY_VARIABLE,
-    THREADS_VARIABLE,
-    daemon_name,
-)
+from services.node_agent.mps.daemon_directories import DaemonRecords, MpsNode
+from shared.dialects.mps import MEMORY_VARIABLE, THREADS_VARIABLE, daemon_name
 from shared.dialects.reserved import CHOSEN
-from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
@@ -56,9 +43,7 @@ RECORD = "daemon.json"
 NOT_RUNNING = "its daemon does not run, or another process is in its place"
 
 
-class _Record(msgspec.Struct, frozen=True):
-    """On disk before its daemon starts."""
-
+class _Record(Struct, frozen=True):
     target: MpsTarget
     fence: int
     limits: MpsLimits
@@ -73,32 +58,13 @@ class MpsDaemons:
     Calls for one daemon are carried out one after the other.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        program: Sequence[str] = (PROGRAM,),
-        probe: Sequence[str] = PROBE,
-        proc: Path = Path("/proc"),
-    ) -> None:
-        self.root = root
-        self.program = tuple(program)
-        self.probe_program = tuple(probe)
-        self.proc = proc
-        self.probe_s = PROBE_S
-        self._locks = WeakValueDictionary[MpsTarget, asyncio.Lock]()
+    def __init__(self, node: MpsNode) -> None:
+        self.node = node
+        self._records = DaemonRecords(node.root, RECORD, _Record)
 
     async def missing_reason(self) -> str:
         """Return why no daemon can be started, or an empty text."""
-        longest = self.root / daemon_name(PodUid(""), "") / "pipe" / SOCKET
-        if len(os.fsencode(longest)) > MOST_PATH:
-            return f"the path {longest} is longer than {MOST_PATH} bytes: set a shorter directory"
-        if shutil.which(self.program[0]) is None:
-            return (
-                f"{self.program[0]} is not on the path: it comes with the driver, in containers "
-                "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            )
-        return ""
+        return self.node.missing_reason(daemon_name(PodUid(""), ""), PIPES)
 
     async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon:
         """Have a daemon run with these limits; return what it replied to be read back.
@@ -107,8 +73,8 @@ class MpsDaemons:
         A daemon has its limits by its environment from the start, then by commands.
         """
         check_limits(limits)
-        async with self._lock(target):
-            record = await self._record(target)
+        async with self._records.lock(_name(target)):
+            record = await self._records.load(_name(target))
             if record is not None and fence < record.fence:
                 raise RequestError(f"{target} has a newer lease, with fence {record.fence}")
             kept = record is not None and await self._runs(record)
@@ -116,15 +82,15 @@ class MpsDaemons:
                 record = _Record(target, fence, limits)
                 await self._start(record)
             else:
-                updated = msgspec.structs.replace(record, fence=fence, limits=limits)
+                updated = structs.replace(record, fence=fence, limits=limits)
                 if updated != record:
-                    await self._save(updated)
+                    await self._records.save(_name(target), updated)
             return await self._read(await self._required(target), set_differing=True)
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
         """Return what a daemon replies, or why it cannot be read."""
-        async with self._lock(target):
-            record = await self._record(target)
+        async with self._records.lock(_name(target)):
+            record = await self._records.load(_name(target))
             pipes = str(self._control(target).pipes)
             if record is None or not await self._runs(record):
                 return MpsDaemon(pipes=pipes, problem=NOT_RUNNING)
@@ -137,7 +103,7 @@ class MpsDaemons:
         """Return all daemons that were started and not stopped."""
         return tuple(
             StartedDaemon(record.target, record.fence, record.started_at)
-            for record in await self._records()
+            for record in await self._records.load_all()
         )
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
@@ -145,7 +111,7 @@ class MpsDaemons:
 
         Raises WedgedError if that does not end.
         """
-        async with self._lock(target):
+        async with self._records.lock(_name(target)):
             await self._required(target)
             wanted = set(clients)
             for server, attached in await self._clients(target):
@@ -154,17 +120,14 @@ class MpsDaemons:
 
     async def probe(self, target: MpsTarget) -> None:
         """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
-        control = self._control(target)
-        code = await control.probe(self.probe_program, control.pipes, self.probe_s)
-        if code:
-            logger.info("the probe of MPS for %s ended with code %d", target, code)
+        await self.node.probe(target, self._control(target))
 
     async def repair(self, target: MpsTarget) -> str:
         """End a daemon, its servers and their clients' work, and start it anew.
 
         Return what was done.
         """
-        async with self._lock(target):
+        async with self._records.lock(_name(target)):
             record = await self._required(target)
             clients, processes = await self._end(record)
             await self._start(record)
@@ -177,14 +140,14 @@ class MpsDaemons:
 
     async def stop(self, target: MpsTarget, *, fence: int) -> None:
         """End a daemon and its servers, and remove its files; one of a newer lease stays."""
-        async with self._lock(target):
-            record = await self._record(target)
+        async with self._records.lock(_name(target)):
+            record = await self._records.load(_name(target))
             if record is None:
                 return
             if fence < record.fence:
                 raise RequestError(f"{target} has a newer lease, with fence {record.fence}")
             await self._end(record)
-            await asyncio.to_thread(shutil.rmtree, self._directory(target), ignore_errors=True)
+            await self._records.remove(_name(target))
             logger.info("the daemon of MPS of %s is ended", target)
 
     # One daemon; its lock is held
@@ -194,7 +157,7 @@ class MpsDaemons:
         control = self._control(target)
         if reason := await self.missing_reason():
             raise UnavailableError(reason)
-        await self._save(record)
+        await self._records.save(_name(target), record)
         await asyncio.to_thread(control.kill_all)  # servers of a daemon that was killed
         memory = ",".join(f"{device}={mib}M" for device, mib in _held(record.limits))
         await control.start(
@@ -211,8 +174,8 @@ class MpsDaemons:
             await self._end(record)
             raise
         listener = await asyncio.to_thread(control.listener)
-        started = msgspec.structs.replace(record, listener=listener, started_at=time.time())
-        await self._save(started)
+        started = structs.replace(record, listener=listener, started_at=time.time())
+        await self._records.save(_name(target), started)
         logger.info("a daemon of MPS runs for %s: PID %d", target, control.read_pid())
 
     async def _set(self, control: MpsControl, limits: MpsLimits, server: int = 0) -> None:
@@ -290,12 +253,8 @@ class MpsDaemons:
         return tuple(zip(servers, map(frozenset, lists), strict=True))
 
     async def _terminate(self, target: MpsTarget, server: int, client: int) -> None:
-        try:
+        with ending_work_of(client):
             await self._control(target).send(f"terminate_client {server} {client}", TERMINATE_S)
-        except SilentError as error:
-            raise WedgedError(
-                f"ending the GPU work of process {client} did not return within {TERMINATE_S:g} s"
-            ) from error
 
     async def _runs(self, record: _Record) -> bool:
         """Whether the process that was started listens, and replies."""
@@ -322,44 +281,22 @@ class MpsDaemons:
                         await self._terminate(target, server, client)
         with contextlib.suppress(LeaseholdError):
             await control.send("quit", END_S)
-        await control.await_end()
-        killed = await asyncio.to_thread(control.kill_all)
-        await control.await_end()
-        return clients, killed
+        return clients, await control.end()
 
     # Files
 
-    def _lock(self, target: MpsTarget) -> asyncio.Lock:
-        return self._locks.setdefault(target, asyncio.Lock())
-
-    def _directory(self, target: MpsTarget) -> Path:
-        return self.root / daemon_name(target.holder, target.container)
-
     def _control(self, target: MpsTarget) -> MpsControl:
-        return MpsControl(self._directory(target), self.program, self.proc)
+        return self.node.control(_name(target))
 
     async def _required(self, target: MpsTarget) -> _Record:
-        record = await self._record(target)
+        record = await self._records.load(_name(target))
         if record is None:
             raise RequestError(f"{target} has no daemon of MPS")
         return record
 
-    async def _record(self, target: MpsTarget) -> _Record | None:
-        return await asyncio.to_thread(_load, self._directory(target) / RECORD)
 
-    async def _records(self) -> tuple[_Record, ...]:
-        def load() -> tuple[_Record, ...]:
-            records = (_load(path) for path in sorted(self.root.glob(f"*/{RECORD}")))
-            return tuple(record for record in records if record is not None)
-
-        return await asyncio.to_thread(load)
-
-    async def _save(self, record: _Record) -> None:
-        path = self._directory(record.target) / RECORD
-        try:
-            await asyncio.to_thread(replace_file, path, msgspec.json.encode(record))
-        except OSError as error:
-            raise UnavailableError(f"{path}: {error.strerror}") from error
+def _name(target: MpsTarget) -> str:
+    return daemon_name(target.holder, target.container)
 
 
 def _held(limits: MpsLimits) -> Iterable[tuple[DeviceUuid, int]]:
@@ -374,10 +311,3 @@ def _differing(daemon: MpsDaemon, limits: MpsLimits) -> Iterable[int]:
         memory = {device: of.memory_mib.get(device) for device, _ in _held(limits)}
         if of.percent != limits.percent or memory != dict(_held(limits)):
             yield pid
-
-
-def _load(path: Path) -> _Record | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Record)
-    except (OSError, *UNDECODABLE):
-        return None

@@ -1,12 +1,12 @@
 """What runs MPS on a node, by the two forms in which containers get it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from services.node_agent.mps.control import PROBE, PROGRAM
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, StartedDaemon
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.mps.shared_servers import SharedServers
@@ -36,19 +36,9 @@ class MpsRunners:
     """A server for each GPU."""
 
     @classmethod
-    def in_directory(
-        cls,
-        root: Path,
-        *,
-        program: Sequence[str] = (PROGRAM,),
-        probe: Sequence[str] = PROBE,
-        proc: Path = Path("/proc"),
-    ) -> Self:
-        """Return those of this process, with daemons below a directory."""
-        return cls(
-            MpsDaemons(root, program=program, probe=probe, proc=proc),
-            SharedServers(root, program=program, probe=probe, proc=proc),
-        )
+    def of_node(cls, node: MpsNode) -> Self:
+        """Return those of this process."""
+        return cls(MpsDaemons(node), SharedServers(node))
 
     @classmethod
     def of_partitioner(cls, socket: Path) -> Self:

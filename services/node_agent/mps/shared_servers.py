@@ -11,28 +11,21 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 from typing import Self
-from weakref import WeakValueDictionary
 
-import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from services.node_agent.files import replace_file
 from services.node_agent.kubelet.cgroups import pod_of_process
 from services.node_agent.mps.control import (
     END_S,
     LOOK_S,
-    MOST_PATH,
-    PROBE,
-    PROBE_S,
-    PROGRAM,
-    SOCKET,
+    PIPES,
     TERMINATE_S,
     MpsControl,
+    ending_work_of,
 )
 from services.node_agent.mps.daemon import (
     ALL_THREADS,
@@ -41,14 +34,14 @@ from services.node_agent.mps.daemon import (
     MpsServer,
     MpsTarget,
     StartedDaemon,
-    WedgedError,
     check_limits,
     parse_memory_mib,
     parse_percent,
 )
+from services.node_agent.mps.daemon_directories import DaemonRecords, MpsNode
 from services.node_agent.programs import SilentError
 from shared.dialects.mps import SERVER, daemon_name, shared_daemon_name
-from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
@@ -73,7 +66,7 @@ NOT_ROOT = (
 _ROW = re.compile(rf"^(\d{{1,10}}),{SERVER},[^,\n]*,([a-z0-9_]+),", re.MULTILINE)
 
 
-class _Lease(msgspec.Struct, frozen=True):
+class _Lease(Struct, frozen=True):
     target: MpsTarget
     fence: int
     limits: MpsLimits
@@ -85,8 +78,8 @@ class _Lease(msgspec.Struct, frozen=True):
         return daemon_name(self.target.holder, self.target.container)
 
 
-class _Record(msgspec.Struct, frozen=True):
-    """What a GPU's server is to have; on disk before it has it."""
+class _Record(Struct, frozen=True):
+    """What a GPU's server is to have."""
 
     device: DeviceUuid
     leases: tuple[_Lease, ...] = ()
@@ -104,7 +97,7 @@ class _Record(msgspec.Struct, frozen=True):
         return structs.replace(self, leases=(*self.without(lease.target).leases, lease))
 
 
-class _Namespace(msgspec.Struct, frozen=True):
+class _Namespace(Struct, frozen=True):
     """A row of `namespace list`."""
 
     status: str
@@ -121,34 +114,16 @@ class _Namespace(msgspec.Struct, frozen=True):
 class SharedServers:
     """Calls for one GPU are carried out one after the other."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        program: Sequence[str] = (PROGRAM,),
-        probe: Sequence[str] = PROBE,
-        proc: Path = Path("/proc"),
-    ) -> None:
-        self.root = root
-        self.program = tuple(program)
-        self.probe_program = tuple(probe)
-        self.proc = proc
-        self.probe_s = PROBE_S
+    def __init__(self, node: MpsNode) -> None:
+        self.node = node
         self.ready_s = READY_S
-        self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
+        self._records = DaemonRecords(node.root, RECORD, _Record)
 
     async def missing_reason(self) -> str:
         """Return why no server can be started, or an empty text."""
-        pipes = self._control(DeviceUuid("")).pipes
-        longest = pipes / SERVER / daemon_name(PodUid(""), "") / SOCKET
-        if len(os.fsencode(longest)) > MOST_PATH:
-            return f"the path {longest} is longer than {MOST_PATH} bytes: set a shorter directory"
-        if shutil.which(self.program[0]) is None:
-            return (
-                f"{self.program[0]} is not on the path: it comes with the driver, in containers "
-                "with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            )
-        return NOT_ROOT if os.geteuid() else ""
+        name = shared_daemon_name(DeviceUuid(""))
+        reason = self.node.missing_reason(name, PIPES, SERVER, daemon_name(PodUid(""), ""))
+        return reason or (NOT_ROOT if os.geteuid() else "")
 
     async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon:
         """Have a namespace with these limits; return what was read back.
@@ -162,7 +137,7 @@ class SharedServers:
             raise RequestError(
                 f"a namespace limits one GPU, {target.gpu[:64]}, not {list(limits.memory_mib)[:4]}"
             )
-        async with self._lock(target.gpu):
+        async with self._lock(target):
             record = await self._record(target.gpu)
             earlier = record.lease_of(target)
             if earlier is not None and fence < earlier.fence:
@@ -183,7 +158,7 @@ class SharedServers:
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
         """Return what the server of a namespace replies, or why it cannot be read."""
-        async with self._lock(target.gpu):
+        async with self._lock(target):
             record = await self._record(target.gpu)
             lease = record.lease_of(target)
             if lease is None or not await self._status_of(record):
@@ -197,7 +172,7 @@ class SharedServers:
         """Return all namespaces that were made and not removed."""
         return tuple(
             StartedDaemon(lease.target, lease.fence, lease.started_at)
-            for record in await self._records()
+            for record in await self._records.load_all()
             for lease in record.leases
         )
 
@@ -206,7 +181,7 @@ class SharedServers:
 
         Raises WedgedError if that does not end.
         """
-        async with self._lock(target.gpu):
+        async with self._lock(target):
             lease = await self._required(target)
             for client in sorted((await self._clients(lease)) & set(clients)):
                 await self._terminate(target.gpu, client)
@@ -214,18 +189,14 @@ class SharedServers:
     async def probe(self, target: MpsTarget) -> None:
         """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
         lease = await self._required(target)
-        control = self._control(target.gpu)
-        pipes = control.pipes / SERVER / lease.namespace
-        code = await control.probe(self.probe_program, pipes, self.probe_s)
-        if code:
-            logger.info("the probe of MPS for %s ended with code %d", target, code)
+        await self.node.probe(target, self._control(target.gpu), SERVER, lease.namespace)
 
     async def repair(self, target: MpsTarget) -> str:
         """End a GPU's server and all its clients' work, and start it anew with all namespaces.
 
         Return what was done.
         """
-        async with self._lock(target.gpu):
+        async with self._lock(target):
             await self._required(target)
             killed = await self._end(target.gpu)
             record = await self._start(await self._record(target.gpu))
@@ -240,7 +211,7 @@ class SharedServers:
 
         Raises UnavailableError while a client is attached: it keeps its limits until it ends.
         """
-        async with self._lock(target.gpu):
+        async with self._lock(target):
             record = await self._record(target.gpu)
             lease = record.lease_of(target)
             if lease is None:
@@ -250,9 +221,7 @@ class SharedServers:
             left = record.without(target)
             if not left.leases:
                 await self._end(target.gpu)
-                await asyncio.to_thread(
-                    shutil.rmtree, self._directory(target.gpu), ignore_errors=True
-                )
+                await self._records.remove(shared_daemon_name(target.gpu))
                 logger.info("the server of MPS of GPU %s is ended", target.gpu)
                 return
             control = self._control(target.gpu)
@@ -382,7 +351,7 @@ class SharedServers:
         listed = {int(pid) for pid, name in _ROW.findall(text) if name == lease.namespace}
         holder = lease.target.holder
         by_pod = sorted(
-            listed, key=lambda pid: (pod_of_process(self.proc / str(pid)) != holder, pid)
+            listed, key=lambda pid: (pod_of_process(self.node.proc / str(pid)) != holder, pid)
         )
         attached = [pid for pid in by_pod[:MOST_CLIENTS] if await self._is_client(lease, pid)]
         return frozenset(attached)
@@ -399,12 +368,8 @@ class SharedServers:
 
     async def _terminate(self, device: DeviceUuid, client: int) -> None:
         control = self._control(device)
-        try:
+        with ending_work_of(client):
             await control.call("client", "terminate", str(client), limit_s=TERMINATE_S)
-        except SilentError as error:
-            raise WedgedError(
-                f"ending the GPU work of process {client} did not return within {TERMINATE_S:g} s"
-            ) from error
 
     async def _status_of(self, record: _Record) -> str:
         """Return the server's status, or an empty text if what was started does not listen."""
@@ -418,21 +383,15 @@ class SharedServers:
         for command in (("server", "delete", SERVER, "--force"), ("-q",)):
             with contextlib.suppress(LeaseholdError):
                 await control.call(*command, limit_s=END_S)
-        await control.await_end()
-        killed = await asyncio.to_thread(control.kill_all)
-        await control.await_end()
-        return killed
+        return await control.end()
 
     # Files
 
-    def _lock(self, device: DeviceUuid) -> asyncio.Lock:
-        return self._locks.setdefault(device, asyncio.Lock())
-
-    def _directory(self, device: DeviceUuid) -> Path:
-        return self.root / shared_daemon_name(device)
+    def _lock(self, target: MpsTarget) -> AbstractAsyncContextManager[None]:
+        return self._records.lock(shared_daemon_name(target.gpu))
 
     def _control(self, device: DeviceUuid) -> MpsControl:
-        return MpsControl(self._directory(device), self.program, self.proc)
+        return self.node.control(shared_daemon_name(device))
 
     async def _required(self, target: MpsTarget) -> _Lease:
         lease = (await self._record(target.gpu)).lease_of(target)
@@ -441,22 +400,10 @@ class SharedServers:
         return lease
 
     async def _record(self, device: DeviceUuid) -> _Record:
-        path = self._directory(device) / RECORD
-        return await asyncio.to_thread(_load, path) or _Record(device)
-
-    async def _records(self) -> tuple[_Record, ...]:
-        def load() -> tuple[_Record, ...]:
-            records = (_load(path) for path in sorted(self.root.glob(f"*/{RECORD}")))
-            return tuple(record for record in records if record is not None)
-
-        return await asyncio.to_thread(load)
+        return await self._records.load(shared_daemon_name(device)) or _Record(device)
 
     async def _save(self, record: _Record) -> None:
-        path = self._directory(record.device) / RECORD
-        try:
-            await asyncio.to_thread(replace_file, path, msgspec.json.encode(record))
-        except OSError as error:
-            raise UnavailableError(f"{path}: {error.strerror}") from error
+        await self._records.save(shared_daemon_name(record.device), record)
 
 
 def _namespace(row: Sequence[str]) -> _Namespace:
@@ -476,10 +423,3 @@ def _namespace(row: Sequence[str]) -> _Namespace:
         percent=ALL_THREADS if threads == UNSET else parse_percent(threads),
         pipes=pipes,
     )
-
-
-def _load(path: Path) -> _Record | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Record)
-    except (OSError, *UNDECODABLE):
-        return None

@@ -14,6 +14,7 @@ from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
 from services.node_agent.mps import watch
 from services.node_agent.mps.daemon import MpsTarget
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.service import NodeAgent
 from shared.dialects.mps import daemon_name
@@ -106,7 +107,7 @@ async def test_it_is_off_and_says_so_unless_it_is_set(cluster: OneNodeCluster) -
         assert "mps" not in (*device.offer.memory, *device.offer.compute)
         assert "not confirmed on a GPU yet" in reasons["mps"]
         [gpu] = await agent.watcher.driver.discover()
-        enforcer = Mps(MpsDaemons(cluster.root / "mps"))
+        enforcer = Mps(MpsDaemons(MpsNode(cluster.root / "mps")))
         old = enforcer.missing(replace(gpu, driver="470.82"), SharingConfig())
         exclusive = enforcer.missing(replace(gpu, exclusive_process=True), SharingConfig())
         assert "R495" in old
@@ -238,7 +239,7 @@ async def test_a_wedged_server_closes_its_gpu_until_it_is_repaired_and_says_what
 
             async def watched(target: MpsTarget) -> str:
                 seen.extend(agent.node.closed.values())
-                daemons.probe_s = 60.0  # on a busy machine
+                daemons.node.probe_s = 60.0  # on a busy machine
                 return await repair(target)
 
             daemons.repair = watched  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ import pytest
 from services.cli.state_dir import SUPERVISED_VARIABLE
 from services.node_agent.mps.control import PROBE, PROBE_S
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, WedgedError
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.mps.runners import MpsRunners
@@ -41,7 +42,7 @@ async def daemons(driver: GpuDriver) -> AsyncIterator[MpsDaemons]:
     driver.create(ONE)
     root = Path(tempfile.mkdtemp(prefix="lh-mps-"))
     variables = (f"{name}={value}" for name, value in driver.environment.items())
-    made = MpsDaemons(root, program=command(), probe=("env", *variables, *PROBE))
+    made = MpsDaemons(MpsNode(root, program=command(), probe_program=("env", *variables, *PROBE)))
     yield made
     for started in await made.list():
         control(made, started.target).fail()
@@ -58,7 +59,7 @@ class Liar(socketserver.StreamRequestHandler):
 
 
 def control(daemons: MpsDaemons, target: MpsTarget = TARGET) -> ControlDaemon:
-    directory = daemons.root / daemon_name(target.holder, target.container)
+    directory = daemons.node.root / daemon_name(target.holder, target.container)
     return ControlDaemon(pipes=directory / "pipe", logs=directory / "log")
 
 
@@ -172,9 +173,9 @@ async def test_a_wedge_is_found_by_a_probe_and_repaired_with_limits_read_back(
     daemon = await daemons.ensure(TARGET, fence=1, limits=LIMITS)
     load = driver.load(CUDA_MPS_PIPE_DIRECTORY=daemon.pipes)
     [server] = (await clients(daemons, 1)).servers
-    daemons.probe_s = PATIENT_S
+    daemons.node.probe_s = PATIENT_S
     await daemons.probe(TARGET)
-    daemons.probe_s = PROBE_S
+    daemons.node.probe_s = PROBE_S
     control(daemons).fail(wedged=[server.pid])
 
     with pytest.raises(WedgedError, match="a new client hung for 5 s"):
@@ -184,7 +185,7 @@ async def test_a_wedge_is_found_by_a_probe_and_repaired_with_limits_read_back(
     assert "ended the work of 2 processes" in done  # the probe that hung is one
     assert "read its limits back" in done
     assert load.do("alloc 1m") == "error 810"
-    daemons.probe_s = PATIENT_S
+    daemons.node.probe_s = PATIENT_S
     await daemons.probe(TARGET)
     assert (await daemons.get(TARGET)).held_mib(GPU) == 2048
 
@@ -207,7 +208,7 @@ async def test_ending_a_client_that_does_not_return_counts_as_a_wedge(
 async def test_a_partitioner_without_a_directory_refuses_and_one_with_it_serves(
     daemons: MpsDaemons, driver: GpuDriver
 ) -> None:
-    path = daemons.root / "p.sock"
+    path = daemons.node.root / "p.sock"
     remote = RemoteMpsDaemons(path)
     with pytest.raises(UnavailableError, match="no partitioner responds"):
         await remote.missing_reason()
@@ -215,7 +216,7 @@ async def test_a_partitioner_without_a_directory_refuses_and_one_with_it_serves(
     async with PartitionServer(gpus, agent_uid=os.geteuid()).serve(path):  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="--mps-dir"):
             await remote.missing_reason()
-    runners = MpsRunners(daemons, SharedServers(daemons.root))
+    runners = MpsRunners(daemons, SharedServers(daemons.node))
     server = PartitionServer(gpus, agent_uid=os.geteuid(), mps=runners)  # type: ignore[arg-type]
     async with server.serve(path):
         assert await remote.missing_reason() == ""

@@ -200,7 +200,7 @@ async def test_a_wedged_server_is_repaired_once_for_all_its_containers_which_are
         async def watched(target: MpsTarget) -> str:
             assert "MpsWedged" in agent.node.closed[GPU]
             repaired.append(target)
-            servers.probe_s = 60.0  # on a busy machine
+            servers.node.probe_s = 60.0  # on a busy machine
             return await repair(target)
 
         servers.repair = watched  # type: ignore[method-assign]

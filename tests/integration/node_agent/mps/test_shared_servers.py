@@ -14,6 +14,7 @@ import pytest
 
 from services.node_agent.mps.control import PROBE, PROBE_S
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, WedgedError
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.remote_daemons import RemoteMpsDaemons
 from services.node_agent.mps.runners import MpsRunners
 from services.node_agent.mps.shared_servers import NOT_RUNNING, SharedServers
@@ -44,7 +45,9 @@ async def servers(driver: GpuDriver) -> AsyncIterator[SharedServers]:
     driver.create(ONE)
     root = Path(tempfile.mkdtemp(prefix="lh-mps-"))
     variables = [f"{name}={value}" for name, value in driver.environment.items()]
-    made = SharedServers(root, program=command(), probe=("env", *variables, *PROBE))
+    made = SharedServers(
+        MpsNode(root, program=command(), probe_program=("env", *variables, *PROBE))
+    )
     yield made
     driver.close()
     fail(made)
@@ -67,12 +70,12 @@ async def until_stopped(servers: SharedServers, target: MpsTarget, fence: int) -
 
 
 def control(servers: SharedServers) -> ControlDaemon:
-    directory = servers.root / shared_daemon_name(GPU)
+    directory = servers.node.root / shared_daemon_name(GPU)
     return ControlDaemon(pipes=directory / "pipe", logs=directory / "log")
 
 
 def fail(servers: SharedServers, **faults: object) -> None:
-    if (servers.root / shared_daemon_name(GPU)).exists():
+    if (servers.node.root / shared_daemon_name(GPU)).exists():
         control(servers).fail(**faults)
 
 
@@ -220,14 +223,14 @@ async def test_a_namespace_goes_when_its_last_client_has_and_the_server_with_the
     assert Path(second.pipes).exists()
     await servers.stop(SECOND, fence=2)
     assert not await servers.list()
-    assert not (servers.root / shared_daemon_name(GPU)).exists()
+    assert not (servers.node.root / shared_daemon_name(GPU)).exists()
 
 
 async def test_a_server_that_does_not_open_its_gpu_is_ended_and_refused(
     servers: SharedServers,
 ) -> None:
     servers.ready_s = 0.5
-    directory = servers.root / shared_daemon_name(GPU)
+    directory = servers.node.root / shared_daemon_name(GPU)
     directory.mkdir(parents=True)
     fail(servers, missing=[GPU])
 
@@ -245,17 +248,17 @@ async def test_a_server_that_ends_clients_after_a_fault_gets_no_container_and_is
     first = await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
     load = program(driver, first)
     await clients(servers, FIRST, load.pid)
-    script = servers.root / "control"
+    script = servers.node.root / "control"
     script.write_text(
         f'#!/bin/sh\n[ "$4" = status ] && echo Fault || exec {" ".join(command())} "$@"\n'
     )
     script.chmod(0o755)
-    servers.program = (str(script),)
+    servers.node.program = (str(script),)
 
     with pytest.raises(UnavailableError, match="is 'Fault'"):
         await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
 
-    servers.program = command()
+    servers.node.program = command()
     assert load.fits("1m")
     assert (await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))).pid == first.pid
 
@@ -304,9 +307,9 @@ async def test_a_wedge_is_found_by_a_probe_and_repaired_for_all_containers_of_th
     await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
     load = program(driver, first)
     [server] = (await clients(servers, FIRST, load.pid)).servers
-    servers.probe_s = PATIENT_S
+    servers.node.probe_s = PATIENT_S
     await servers.probe(SECOND)
-    servers.probe_s = PROBE_S
+    servers.node.probe_s = PROBE_S
     fail(servers, wedged=[server.pid])
 
     with pytest.raises(WedgedError, match="a new client hung for 5 s"):
@@ -315,7 +318,7 @@ async def test_a_wedge_is_found_by_a_probe_and_repaired_for_all_containers_of_th
 
     assert "with 2 namespaces, and read their limits back" in done
     assert load.do("alloc 1m") == "error 810"
-    servers.probe_s = PATIENT_S
+    servers.node.probe_s = PATIENT_S
     await servers.probe(FIRST)
     assert (await servers.get(FIRST)).held_mib(GPU) == 2048
     assert (await servers.get(SECOND)).held_mib(GPU) == 4096
@@ -341,9 +344,9 @@ async def test_only_a_containers_own_clients_are_ended(
 
 
 async def test_a_partitioner_serves_both_forms(servers: SharedServers) -> None:
-    path = servers.root / "p.sock"
+    path = servers.node.root / "p.sock"
     gpus: object = None
-    here = MpsRunners.in_directory(servers.root, program=servers.program)
+    here = MpsRunners.of_node(servers.node)
     server = PartitionServer(gpus, agent_uid=os.geteuid(), mps=here)  # type: ignore[arg-type]
     async with server.serve(path):
         remote = RemoteMpsDaemons(path, shared=True)
