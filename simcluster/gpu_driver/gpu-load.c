@@ -17,6 +17,7 @@
  *   flood TIME US [HOW [LOOPS]]  launch kernels of US microseconds and never wait: as far ahead as the driver
  *                           lets it. HOW: kernel, ex, cooperative, graph (of 100 kernels), thread (in the
  *                           thread's own default stream), streams (two in turn), or address (by cuGetProcAddress)
+ *   percents SECONDS US [HOW [LOOPS]]  as flood; what its launches need of the GPU's time, by seconds
  *   latency TIME US PERIOD [LOOPS]  a kernel each PERIOD microseconds; the time from launch to end
  *   capture TIME            replay a graph while another thread captures again and again
  *   reload TIME US US       flood by a kernel, then by another, whose module may have the memory of the first
@@ -41,7 +42,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OUT_OF_MEMORY = 2, MOST = 4096, PRINTED = -1, UNKNOWN_COMMAND = -2 };
+enum { OUT_OF_MEMORY = 2, MOST = 4096, GRAPH_KERNELS = 100, PRINTED = -1, UNKNOWN_COMMAND = -2 };
 static void *cuda, *nvml;
 static struct {
     uint64_t at;
@@ -318,7 +319,7 @@ static int prepare(struct work *work, long microseconds, const char *how, uint64
     work->launch = !strcmp(how, "address") ? by_address(name) : function(name);
     for (int n = 0; n < 2 && !error; n++) error = CALL("cuStreamCreate", (void **, unsigned))(&work->streams[n], 0);
     if (!error) error = load_kernel(microseconds, &work->kernel);
-    return error || strcmp(how, "graph") ? error : capture(work, 100);
+    return error || strcmp(how, "graph") ? error : capture(work, GRAPH_KERNELS);
 }
 static int flood_with(const struct work *work, double seconds) {
     int own_streams = work->graph || !strcmp(work->how, "streams"), error = 0;
@@ -330,6 +331,21 @@ static int flood(double seconds, long microseconds, const char *how, uint64_t lo
     struct work work;
     int error = prepare(&work, microseconds, how, loops);
     return error ? error : flood_with(&work, seconds);
+}
+static int percents(int seconds, long microseconds, const char *how, uint64_t loops) {
+    struct work work;
+    double total = 0, first = 0, later = 0;
+    int error = prepare(&work, microseconds, how, loops);
+    double each = (double)microseconds * (work.graph ? GRAPH_KERNELS : 1) / 1e6;
+    for (int n = 0; n < seconds && !error; n++) {
+        double began = now(), had = 0;
+        if (!n) first = began;
+        for (later = began; !error && later < began + 1; later = now(), had += each) error = launch_in(&work, work.graph ? work.streams[0] : NULL);
+        if (!error) printf("%s%.0f", n ? "," : "by=", 100 * had / (later - began));
+        total += had;
+    }
+    if (!error && seconds > 0) printf(" mean=%.1f\n", 100 * total / (later - first));
+    return error;
 }
 static int reload(double seconds, long microseconds, long others) {
     struct work first, second;
@@ -448,6 +464,8 @@ static int execute(const char *line, char *command, char words[4][64], int count
                     count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
     if (!strcmp(command, "flood") && count > 1)
         return flood(seconds_of(first), atol(words[1]), count > 2 ? words[2] : "kernel", count > 3 ? strtoul(words[3], NULL, 10) : 0);
+    if (!strcmp(command, "percents") && count > 1)
+        return percents(atoi(first), atol(words[1]), count > 2 ? words[2] : "kernel", count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
     if (!strcmp(command, "latency") && count > 2)
         return latency(seconds_of(first), atol(words[1]), atol(words[2]), count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
     if (!strcmp(command, "capture")) return replay(seconds_of(first));

@@ -1,6 +1,7 @@
 """Fixtures: the GPU of this machine for `python -m tests.hardware`, else a simulated one."""
 
 import ctypes
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from services.node_agent.compute_time.build_library import LIBRARY, build_library
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver.build import build
 from tests.hardware import results
 from tests.hardware.machine import Machine, Pod, first_gpu, torch_python
+from tests.hardware.private_mps import PrivateMps
 from tests.hardware.results import Row
+from tests.hardware.time_container import TimeContainer
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES
 
@@ -22,6 +26,7 @@ SIMULATED = "GPU_TESTS_SIMULATED"
 """Set by `python -m tests.hardware`: the folder of results, and whether the GPU is simulated."""
 Add = Callable[..., None]
 AddPod = Callable[..., Pod]
+AddTimeContainer = Callable[[int], TimeContainer]
 
 
 def part_of(path: Path) -> str:
@@ -88,6 +93,39 @@ def pods(machine: Machine) -> Iterator[AddPod]:
     yield add
     for pod in made:
         pod.close()
+
+
+@pytest.fixture(scope="session")
+def time_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of limits by GPU time."""
+    try:
+        return build_library(tmp_path_factory.mktemp("compute-time") / LIBRARY)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def time_containers(machine: Machine, time_library: Path) -> AddTimeContainer:
+    """Makes containers whose programs get a percent of the GPU's time."""
+    numbers = itertools.count()
+
+    def add(percent: int) -> TimeContainer:
+        directory = machine.root / f"container-{next(numbers)}"
+        return TimeContainer(
+            machine=machine, library=time_library, directory=directory, percent=percent
+        )
+
+    return add
+
+
+@pytest.fixture
+def mps(machine: Machine) -> Iterator[PrivateMps]:
+    """The daemons that a test starts end with it; no setting of the GPU changes."""
+    made = PrivateMps(machine)
+    if reason := made.missing_reason:
+        pytest.skip(reason)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -72,9 +72,9 @@ class Machine:
         line = command or [self.folder / "gpu-load"]
         return GpuLoad(started(line, self.environment | variables))
 
-    def torch(self) -> GpuLoad:
+    def torch(self, **variables: str) -> GpuLoad:
         """Start PyTorch on the node."""
-        process = started([torch_python(), TORCH_PROGRAM], self.environment)
+        process = started([torch_python(), TORCH_PROGRAM], self.environment | variables)
         return GpuLoad(process, answer_s=TORCH_ANSWER_S)
 
     def run(self, *command: str | Path, timeout_s: float = 60.0) -> str:

@@ -1,15 +1,15 @@
 """What PyTorch does in a pod: carries out commands of standard input, as `gpu-load` does.
 
 `info`, `fill MOST` (tensors until none is given, MOST MiB at most), `again` (a tensor after all
-were freed), `graph` (capture one and replay it), `model SECONDS` (matrix products for that long,
-and then a transformer).
+were freed), `graph` (capture one and replay it), `product SECONDS` (matrix products for that long),
+`model SECONDS` (those, and then a transformer), `serve SECONDS` (the transformer's tokens).
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from typing import TypeVar
 
 import torch
@@ -107,8 +107,8 @@ _blocks: list[Block] = []
 
 
 @torch.inference_mode()
-def _generate() -> tuple[float, float]:
-    """Return the seconds to the first token, and per further token."""
+def _generate() -> list[float]:
+    """Return the seconds of each token; the first includes the prompt."""
     for block in _blocks:
         block.keys = None
         block.values = None
@@ -121,23 +121,50 @@ def _generate() -> tuple[float, float]:
         x = x[:, -1:] / x.std()
         x[0, 0, 0].item()  # a token is chosen on the host
 
-    return _seconds(step, 1), _seconds(step, TOKENS)
+    return [_seconds(step, 1) for _number in range(1 + TOKENS)]
 
 
-def model(words: list[str]) -> str:
-    seconds = float(words[0])
+def _load_transformer() -> None:
     if not _blocks:
         _blocks.extend(Block().to("cuda", torch.bfloat16) for _number in range(LAYERS))
         _generate()
+
+
+def product(words: list[str]) -> str:
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _number in "ab")
     _seconds(lambda: left @ right, 5)
-    product = median(_repeated(lambda: _seconds(lambda: left @ right, 20), seconds))
-    runs = _repeated(_generate, seconds)
-    first, token = (median(times) * 1000 for times in zip(*runs, strict=True))
-    return f"tflops={2 * 8192**3 / product / 1e12:.2f} first_ms={first:.3f} token_ms={token:.4f}"
+    took = _repeated(lambda: _seconds(lambda: left @ right, 20), float(words[0]))
+    tera = 2 * 8192**3 / 1e12
+    return f"tflops={tera / median(took):.2f} mean_tflops={tera / fmean(took):.2f}"
 
 
-COMMANDS = {"info": info, "fill": fill, "again": again, "graph": graph, "model": model}
+def model(words: list[str]) -> str:
+    _load_transformer()
+    tflops = product(words)
+    runs = _repeated(_generate, float(words[0]))
+    first = median(run[0] for run in runs) * 1000
+    token = median(fmean(run[1:]) for run in runs) * 1000
+    return f"{tflops} first_ms={first:.3f} token_ms={token:.4f}"
+
+
+def serve(words: list[str]) -> str:
+    _load_transformer()
+    runs = _repeated(_generate, float(words[0]))
+    tokens = sorted(token for run in runs for token in run[1:])
+    per_s = len(tokens) / sum(map(sum, runs))
+    p50, p99 = (tokens[len(tokens) * percent // 100] * 1000 for percent in (50, 99))
+    return f"per_s={per_s:.1f} p50_ms={p50:.2f} p99_ms={p99:.2f}"
+
+
+COMMANDS = {
+    "info": info,
+    "fill": fill,
+    "again": again,
+    "graph": graph,
+    "product": product,
+    "model": model,
+    "serve": serve,
+}
 
 
 def main() -> None:

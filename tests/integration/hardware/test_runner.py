@@ -37,7 +37,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_parts_that_fail_or_hang_cost_no_other(parts: Path) -> None:
-    runner.run_parts((), parts)
+    runner.run_parts((), parts, 200.0)
 
     rows = {row.part: row for row in results.read(parts / "rows.jsonl")}
     assert rows["hanging"].figure == "did not end within 8 s, see log.txt"
