@@ -11,21 +11,7 @@ from services.node_agent.compute_time.time_files import read_time_use, reset_tim
 from services.node_agent.files import irregular, open_checked, remove_tree
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
-
-DEPTH = 2_000
-"""Deeper than the stack of a process, and than a path may be long."""
-
-
-def make_deep(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    current = os.open(directory, os.O_RDONLY)
-    for _ in range(DEPTH):
-        os.mkdir("deeper", dir_fd=current)
-        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=current))
-        inner = os.open("deeper", os.O_RDONLY, dir_fd=current)
-        os.close(current)
-        current = inner
-    os.close(current)
+from tests.support.node_agent.deep_directories import make_deep
 
 
 def test_a_tree_is_removed_however_deep_it_is_and_no_link_is_followed(tmp_path: Path) -> None:
