@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-DEPTH = 2_000
-"""More than calls of Python, and longer than a path may be."""
+DEPTH = 1_100
+"""More than calls of Python may have in each other."""
 
 
 def make_deep(directory: Path) -> None:

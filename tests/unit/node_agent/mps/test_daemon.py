@@ -33,7 +33,9 @@ def test_percentages_and_pids_of_seven_digits_are_read() -> None:
     assert parse_pids("") == ()
 
 
-@pytest.mark.parametrize("reply", ["Unrecognized command", "-1", "25%", "1,5", "1 2", "9" * 400, "9" * 5_000, "٢٥"])
+@pytest.mark.parametrize(
+    "reply", ["Unrecognized command", "-1", "25%", "1,5", "1 2", "9" * 400, "9" * 5_000, "٢٥"]
+)
 def test_another_reply_is_refused_and_shown(reply: str) -> None:
     with pytest.raises(UnavailableError, match="MPS replied"):
         parse_percent(reply)
