@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import IO
 
 from shared.model.errors import UnavailableError
 
@@ -18,7 +21,15 @@ _WAITS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="program")
 """Wait for programs: those that hang keep nothing else waiting."""
 
 
-class SilentError(UnavailableError):
+MOST_OUTPUT = 1 << 20
+"""Bytes: a program that prints more is killed. What it prints may come from a container."""
+
+
+class UnseenError(UnavailableError):
+    """A program has said nothing of what it was asked."""
+
+
+class SilentError(UnseenError):
     """A program did not end within its time limit, and was killed."""
 
 
@@ -30,7 +41,9 @@ async def execute(
     *,
     reads_errors: bool = False,
 ) -> tuple[int, str]:
-    """Run a program; return its exit code and output. Raises SilentError after the limit.
+    """Run a program; return its exit code and output.
+
+    Raises SilentError after the limit, UnseenError if it cannot be started or prints too much.
 
     A daemon that it starts must not keep the pipe of the output, so without `text` there is none,
     unless its errors are to be read, too.
@@ -38,17 +51,49 @@ async def execute(
     wait = partial(asyncio.get_running_loop().run_in_executor, _WAITS)
     process = _spawn(command, environment, has_input=bool(text), reads_errors=reads_errors)
     try:
-        output, _ = await wait(process.communicate, text.encode() or None, limit_s)
+        output = await wait(_communicate, process, text.encode(), limit_s)
     except subprocess.TimeoutExpired as error:
-        _kill(process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await wait(process.communicate, None, KILL_S)
         raise SilentError(
             f"{command[0]} {text.strip() or command[-1]} did not end within {limit_s:g} s"
         ) from error
     finally:
         _kill(process)  # if this is cancelled
-    return process.returncode, (output or b"").decode(errors="replace")
+    return process.returncode, output.decode(errors="replace")
+
+
+def _communicate(process: subprocess.Popen[bytes], text: bytes, limit_s: float) -> bytes:
+    """Write a short text, and return what the program prints until it ends, or is killed."""
+    until = time.monotonic() + limit_s
+    try:
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(text)
+            process.stdin.close()
+        output = b"" if process.stdout is None else _read(process, process.stdout, until)
+        process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        _kill(process)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_S)
+    return output
+
+
+def _read(process: subprocess.Popen[bytes], pipe: IO[bytes], until: float) -> bytes:
+    readable = select.poll()
+    readable.register(pipe, select.POLLIN)
+    output = bytearray()
+    while len(output) <= MOST_OUTPUT:
+        left_s = until - time.monotonic()
+        if left_s <= 0 or not readable.poll(left_s * 1000):
+            raise subprocess.TimeoutExpired(process.args, left_s)
+        part = pipe.read(select.PIPE_BUF)
+        if not part:
+            return bytes(output)
+        output += part
+    raise UnseenError(f"a program prints more than {MOST_OUTPUT} bytes, and was killed")
 
 
 def _spawn(
@@ -64,9 +109,10 @@ def _spawn(
             stdout=subprocess.PIPE if has_input or reads_errors else nothing,
             stderr=subprocess.STDOUT if reads_errors else nothing,
             start_new_session=True,
+            bufsize=0,
         )
     except OSError as error:
-        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise UnseenError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

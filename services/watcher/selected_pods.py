@@ -42,6 +42,11 @@ class SelectedPods:
         self._holders: dict[str, set[PodUid]] = {}
         """Waiting pods with such a rule."""
         self._held: dict[PodUid, frozenset[str]] = {}
+        """What the rules of waiting pods select, the newest last."""
+        self._owners: dict[PodUid, Namespace] = {}
+        """Of these pods."""
+        self._of_namespace: dict[Namespace, Counter[str]] = {}
+        """By selection: waiting pods of the namespace with such a rule."""
         self._refused: set[PodUid] = set()
         """Waiting pods whose rules are not counted."""
         self._late: dict[str, dict[PodUid, int]] = {}
@@ -72,7 +77,7 @@ class SelectedPods:
         if request.pod_rules is not None:
             names = frozenset(pod.selections)
             new = names - self._in_use.keys()
-            if not self._make_room(len(new), names):
+            if not self._make_room(pod.namespace, names, len(new)):
                 self._refused.add(pod.pod)
                 waits = structs.replace(request.node_requirements, waits_for=TOO_MANY)
                 request = structs.replace(request, node_requirements=waits)
@@ -95,7 +100,13 @@ class SelectedPods:
         follow.
         """
         self._refused.discard(pod)
-        for name in self._held.pop(pod, ()):
+        names = self._held.pop(pod, frozenset())
+        if names:
+            namespace = self._owners.pop(pod)
+            self._of_namespace[namespace] -= Counter(names)
+            if not self._of_namespace[namespace]:
+                del self._of_namespace[namespace]
+        for name in names:
             self._holders[name].discard(pod)
             if not self._holders[name]:
                 self.changed |= self._refused
@@ -130,7 +141,11 @@ class SelectedPods:
         if self._held.get(pod.pod) == names:
             return
         self.release(pod.pod)
+        if not names:
+            return
         self._held[pod.pod] = names
+        self._owners[pod.pod] = pod.namespace
+        self._of_namespace.setdefault(pod.namespace, Counter()).update(names)
         for name in names:
             self._holders.setdefault(name, set()).add(pod.pod)
 
@@ -141,16 +156,41 @@ class SelectedPods:
         pairs = [(name, uid) for name in names for uid in sorted(self._late[name]) if uid != pod]
         return tuple(pairs[:MOST_ENTRIES])
 
-    def _make_room(self, count: int, kept: frozenset[str]) -> bool:
-        """Return whether so many more selections can be counted; drop the oldest unused ones."""
+    def _make_room(self, namespace: Namespace, wanted: frozenset[str], count: int) -> bool:
+        """Return whether so many more selections can be counted.
+
+        The oldest unused ones are dropped. If these are too few, the namespace with most gives up
+        others, unless it would have fewer then than this one.
+        """
         excess = len(self._in_use) + count - MOST_SELECTIONS
         if excess <= 0:
             return True
-        unused = [name for name in self._in_use if not self._holders[name] and name not in kept]
+        unused = self._unused(wanted)
+        if len(unused) < excess and self._take(namespace, wanted, excess - len(unused)):
+            unused = self._unused(wanted)
         if len(unused) < excess:
             return False
         for name in unused[:excess]:
             self._end(name)
+        return True
+
+    def _unused(self, wanted: frozenset[str]) -> list[str]:
+        return [name for name in self._in_use if not self._holders[name] and name not in wanted]
+
+    def _take(self, namespace: Namespace, wanted: frozenset[str], count: int) -> bool:
+        """Let the newest pods of the namespace with most selections wait; return whether it is."""
+        own = len(self._of_namespace.get(namespace, {}).keys() | wanted)
+        sizes = {name: len(of) for name, of in self._of_namespace.items() if name != namespace}
+        largest = max(sizes, key=sizes.__getitem__, default=namespace)
+        left = sizes.get(largest, 0) - count
+        if left < own:
+            return False
+        for pod in [pod for pod in reversed(self._held) if self._owners[pod] == largest]:
+            if len(self._of_namespace[largest]) <= left:
+                break
+            self.release(pod)
+            self._refused.add(pod)
+            self.changed.add(pod)
         return True
 
     def _begin(

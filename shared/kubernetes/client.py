@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -97,6 +98,11 @@ T = TypeVar("T")
 
 CONNECTIONS = 32
 PAGE_SIZE = 500
+MOST_PAGE_BYTES = 32 << 20
+"""A page that is larger is requested again with fewer objects: each may have 1.5 MB."""
+PAGE_STEP = 5
+LEAST_PAGE = 20
+"""Objects of a page that is read whatever its size."""
 WATCH_BUFFER_BYTES = 1 << 20
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -154,6 +160,8 @@ class KubernetesClient:
         self._timeout_s = timeout_s
         self._clock = clock
         self._authentication = RequestAuthentication(credentials, clock=clock)
+        self._page_limits: dict[str, int] = {}
+        """By path: objects of a page, since they are large."""
         self._tls: ssl.SSLContext | None = None
         self._encode = msgspec.json.Encoder().encode
         self._session: aiohttp.ClientSession | None = None
@@ -306,11 +314,34 @@ class KubernetesClient:
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:
-        """Raises ExpiredError if the continue token has expired."""
-        parameters = {**query, "limit": str(limit)}
-        if continue_token:
-            parameters["continue"] = continue_token
-        return _decode(await self._send("GET", f"{path}?{urlencode(parameters)}"), Page)
+        """Return a page of at most so many objects; of fewer, if these are large.
+
+        Raises ExpiredError if the continue token has expired.
+        """
+        limit = min(limit, self._page_limits.get(path, limit))
+        token = {"continue": continue_token} if continue_token else {}
+        while True:
+            target = f"{path}?{urlencode({**query, 'limit': str(limit), **token})}"
+            body = await self._read_page(target, MOST_PAGE_BYTES if limit > LEAST_PAGE else inf)
+            if body is not None:
+                if len(body) < MOST_PAGE_BYTES / PAGE_STEP:
+                    self._page_limits.pop(path, None)
+                return _decode(body, Page)
+            limit = self._page_limits[path] = max(LEAST_PAGE, limit // PAGE_STEP)
+
+    async def _read_page(self, target: str, most_bytes: float) -> bytes | None:
+        """Return a response, or None if it has more bytes."""
+        with _translating("GET", target):
+            response = await self._open("GET", target)
+            try:
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > most_bytes:
+                        return None
+                return bytes(body)
+            finally:
+                response.close()  # after its end, the connection stays open
 
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None

@@ -7,7 +7,6 @@ the library.
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from services.node_agent.compute_time.time_layouts import (
     parse_use,
     unused_image,
 )
-from services.node_agent.files import replace_file
+from services.node_agent.files import irregular, open_checked, remove_tree, replace_file
 from shared.model.names import DeviceUuid
 
 
@@ -53,7 +52,7 @@ def read_time_use(path: Path, devices: int) -> tuple[TimeUse, ...] | None:
 def remove_time_use(path: Path) -> None:
     """Raises OSError."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)
 
@@ -63,9 +62,13 @@ def reset_time_use(path: Path) -> None:
 
     What is no file is replaced: a container can make anything there.
     """
-    if path.is_symlink() or not path.is_file():
+    try:
+        file = open_checked(path, os.O_RDWR | os.O_CLOEXEC, irregular)
+    except FileNotFoundError:
+        file = "it does not exist"
+    if isinstance(file, str):
         remove_time_use(path)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         os.fchmod(file, 0o666)
         os.pwrite(file, unused_image(time.monotonic_ns()), 0)
@@ -74,11 +77,12 @@ def reset_time_use(path: Path) -> None:
 
 
 def _read(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file, or none."""
+    """Return the first bytes of a file, or none of what is no file."""
     with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            return os.pread(file, size, 0)
-        finally:
-            os.close(file)
+        file = open_checked(path, os.O_RDONLY | os.O_CLOEXEC, irregular)
+        if isinstance(file, int):
+            try:
+                return os.pread(file, size, 0)
+            finally:
+                os.close(file)
     return b""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Set
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
-from services.node_agent.files import replace_file
+from services.node_agent.files import remove_tree, replace_file
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_writer import seed_region, write_overrides
@@ -197,7 +196,7 @@ class ContainerFiles:
                 if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry, ignore_errors=True)
+                    remove_tree(entry)
                 else:
                     entry.unlink()
 

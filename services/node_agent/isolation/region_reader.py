@@ -6,12 +6,12 @@ a file that shrinks kills its reader; no lock or semaphore of the file is taken.
 
 import errno
 import os
-import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
+from services.node_agent.files import irregular, open_checked
 from services.node_agent.isolation.region import InvalidRegion, Region, decode, slot_count
 from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
 
@@ -39,32 +39,18 @@ def read_region(path: PurePath) -> Region | InvalidRegion | None:
 
 def open_region(path: PurePath, flags: int) -> int | InvalidRegion | None:
     """Open a file whose type, links and size fit a region; the caller closes it."""
-    handles: list[int] = []
     try:
-        handles.append(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW))
-        handles.append(os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handles[0]))
-        problem = _problem_with(os.fstat(handles[1]))
-        if problem is None:
-            inode = f"/proc/self/fd/{handles[1]}"
-            return os.open(inode, flags | os.O_NONBLOCK | os.O_NOCTTY)
+        opened = open_checked(path, flags, _problem_with)
     except FileNotFoundError:
         return None
     except OSError as error:
         return InvalidRegion(f"it cannot be opened: {error.strerror}")
-    else:
-        return InvalidRegion(problem)
-    finally:
-        for handle in handles:
-            os.close(handle)
+    return InvalidRegion(opened) if isinstance(opened, str) else opened
 
 
 def _problem_with(status: os.stat_result) -> str | None:
-    if stat.S_ISLNK(status.st_mode):
-        return "it is a symbolic link"
-    if not stat.S_ISREG(status.st_mode):
-        return "it is not a regular file"
-    if status.st_nlink != 1:
-        return f"it has {status.st_nlink} hard links"
+    if problem := irregular(status):
+        return problem
     if status.st_size not in BY_FILE_SIZE:
         sizes = ", ".join(map(str, BY_FILE_SIZE))
         return f"it has {status.st_size} bytes, and a region has one of {sizes}"

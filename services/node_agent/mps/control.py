@@ -7,7 +7,6 @@ drivers from R495 on speak) and mpsv3-interface.html (version 3, from R615 on).
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -16,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from services.node_agent.files import irregular, open_checked, remove_tree
 from services.node_agent.mps.daemon import WedgedError
 from services.node_agent.programs import SilentError, execute
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
@@ -55,8 +55,10 @@ class MpsControl:
     def __init__(self, directory: Path, program: Sequence[str], proc: Path) -> None:
         self.program = tuple(program)
         self.proc = proc
+        self.directory = directory
         self.pipes = directory / PIPES
         self.logs = directory / "log"
+        self.socket = self.pipes / SOCKET
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,7 +66,10 @@ class MpsControl:
 
     async def start(self, environment: Mapping[str, str], *options: str) -> None:
         """Start the daemon. Raises UnavailableError if it does not come up."""
-        await asyncio.to_thread(self._make_directories)
+        try:
+            await asyncio.to_thread(self._make_directories)
+        except OSError as error:
+            raise UnavailableError(f"{error.filename}: {error.strerror}") from error
         code, _ = await execute(
             (*self.program, "-d", *options), self.environment | dict(environment), START_S
         )
@@ -76,8 +81,11 @@ class MpsControl:
     async def send(self, command: str, limit_s: float = COMMAND_S) -> str:
         """Return what a command of version 2 prints.
 
-        Raises SilentError, or UnavailableError if it fails.
+        Raises UnseenError, or UnavailableError if it fails. It goes through a directory to which a
+        container can write: a link there could lead to the daemon of another one.
         """
+        if await asyncio.to_thread(self.socket.is_symlink):
+            raise UnavailableError(f"MPS: {self.socket} is a link, which a program has made")
         code, output = await execute(self.program, self.environment, limit_s, f"{command}\n")
         if code:
             raise UnavailableError(f"MPS: {command.split(maxsplit=1)[0]}: {output.strip()[:200]}")
@@ -86,7 +94,7 @@ class MpsControl:
     async def call(self, *words: str, limit_s: float = COMMAND_S) -> str:
         """Return what a command of version 3 prints.
 
-        Raises SilentError, or UnavailableError if it fails.
+        Raises UnseenError, or UnavailableError if it fails.
         """
         code, output = await execute(
             (*self.program, *words), self.environment, limit_s, reads_errors=True
@@ -137,35 +145,48 @@ class MpsControl:
 
     def read_pid(self) -> int:
         """Return the PID that the daemon has written, or 0; the container can write there, too."""
-        try:
-            file = os.open(self.pipes / PID_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return 0
-        try:
-            return int(os.read(file, 32))
-        except (OSError, ValueError):
-            return 0
-        finally:
-            os.close(file)
+        with contextlib.suppress(OSError, ValueError):
+            file = open_checked(self.pipes / PID_FILE, os.O_RDONLY | os.O_CLOEXEC, irregular)
+            if isinstance(file, int):
+                with open(file, "rb") as opened:  # noqa: PTH123 - a descriptor
+                    return int(opened.read(32))
+        return 0
 
     def listener(self) -> int:
-        """Return the PID of the process that listens at the daemon's socket, or 0."""
+        """Return the PID of the process that listens at the daemon's socket, or 0.
+
+        No link is followed. Raises UnavailableError if that cannot be seen now.
+        """
+        if self.socket.is_symlink():
+            return 0
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(COMMAND_S)
             try:
-                connection.connect(str(self.pipes / SOCKET))
-            except OSError:
+                connection.connect(str(self.socket))
+            except (FileNotFoundError, ConnectionRefusedError):
                 return 0
+            except OSError as error:
+                raise UnavailableError(f"MPS: {self.socket}: {error.strerror or error}") from error
             size = _CREDENTIALS.size
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         return int(_CREDENTIALS.unpack(credentials)[0])
+
+    def remove(self) -> None:
+        """Remove its directory, with its record last. Raises UnavailableError if some is left."""
+        for directory in (self.pipes, self.logs, self.directory):
+            try:
+                remove_tree(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UnavailableError(f"{directory} is not removed: {error.strerror}") from error
 
     def _make_directories(self) -> None:
         for directory in (self.pipes, self.logs):
             directory.mkdir(parents=True, exist_ok=True)
         for left in self.pipes.iterdir():  # a container may have the directory itself mounted
             if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
+                remove_tree(left)
             else:
                 left.unlink()
         self.pipes.chmod(0o755)  # the container's programs may be of any user

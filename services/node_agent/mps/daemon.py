@@ -12,8 +12,11 @@ from shared.model.names import DeviceUuid, PodUid
 
 ALL_THREADS = 100
 _DEVICE = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_PERCENT = re.compile(r"\d{1,3}(\.\d+)?")
-_SIZE = re.compile(r"(\d+)([KMG]?)B?")
+_PERCENT = re.compile(r"\d{1,3}(\.\d{1,6})?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18})([KMG]?)B?", re.ASCII)
+_PID = re.compile(r"\d{1,10}", re.ASCII)
+MOST_PIDS = 1024
+"""In one list: a server has 60 clients at most (CUDA 13.1)."""
 _MIB_OF: Mapping[str, float] = {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10}
 
 
@@ -136,6 +139,6 @@ def parse_pids(reply: str) -> tuple[int, ...]:
     (4194303,)
     """
     lines = reply.split()
-    if not all(line.isdecimal() for line in lines):
+    if len(lines) > MOST_PIDS or not all(map(_PID.fullmatch, lines)):
         raise UnavailableError(f"MPS replied {reply.strip()[:80]!r}, which is no list of PIDs")
     return tuple(int(line) for line in lines)

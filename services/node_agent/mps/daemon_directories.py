@@ -99,10 +99,6 @@ class DaemonRecords(Generic[Record]):
         except OSError as error:
             raise UnavailableError(f"{path}: {error.strerror}") from error
 
-    async def remove(self, name: str) -> None:
-        """Remove a daemon's directory, with all that is there."""
-        await asyncio.to_thread(shutil.rmtree, self.root / name, ignore_errors=True)
-
     def _load_all(self) -> tuple[Record, ...]:
         records = map(self._load, sorted(self.root.glob(f"*/{self.file}")))
         return tuple(record for record in records if record is not None)

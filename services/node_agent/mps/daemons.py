@@ -147,7 +147,7 @@ class MpsDaemons:
             if fence < record.fence:
                 raise RequestError(f"{target} has a newer lease, with fence {record.fence}")
             await self._end(record)
-            await self._records.remove(_name(target))
+            await asyncio.to_thread(self._control(target).remove)
             logger.info("the daemon of MPS of %s is ended", target)
 
     # One daemon; its lock is held

@@ -39,7 +39,7 @@ from services.node_agent.mps.daemon import (
     parse_percent,
 )
 from services.node_agent.mps.daemon_directories import DaemonRecords, MpsNode
-from services.node_agent.programs import SilentError
+from services.node_agent.programs import UnseenError
 from shared.dialects.mps import SERVER, daemon_name, shared_daemon_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid, PodUid
@@ -221,7 +221,7 @@ class SharedServers:
             left = record.without(target)
             if not left.leases:
                 await self._end(target.gpu)
-                await self._records.remove(shared_daemon_name(target.gpu))
+                await asyncio.to_thread(self._control(target.gpu).remove)
                 logger.info("the server of MPS of GPU %s is ended", target.gpu)
                 return
             control = self._control(target.gpu)
@@ -269,10 +269,16 @@ class SharedServers:
             await asyncio.sleep(LOOK_S)
 
     async def _status(self, control: MpsControl) -> str:
-        """Return the status of the server, or an empty text if there is none."""
-        with contextlib.suppress(UnavailableError):
+        """Return the status of the server, or an empty text if there is none.
+
+        Raises UnseenError if that is not known: what may run for others is not started anew.
+        """
+        try:
             return (await control.call("server", "get", SERVER, "status")).strip()[:32]
-        return ""
+        except UnseenError:
+            raise
+        except UnavailableError:
+            return ""
 
     async def _apply(self, lease: _Lease) -> None:
         """Have the namespace of a lease with its limits.
@@ -360,7 +366,7 @@ class SharedServers:
         control = self._control(lease.target.gpu)
         try:
             namespace = await control.call("client", "get", str(pid), "maws-ns")
-        except SilentError:
+        except UnseenError:
             raise
         except UnavailableError:  # it is none, or has ended
             return False

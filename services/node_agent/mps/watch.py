@@ -155,7 +155,14 @@ class MpsWatch:
         self.enforcer.wedged[target.server] = dict.fromkeys(devices, fault)
         self.node.report_due.set()
         logger.error("%s of %s: %s", target, entries[0].holder, fault)
-        if not await self._hangs(target):
+        try:
+            await self.enforcer.required().probe(target)
+        except WedgedError:
+            pass
+        except LeaseholdError as error:  # who cannot see ends nobody's work; the next probe is soon
+            logger.warning("the server of MPS of %s is not probed again: %s", target, error)
+            return
+        else:
             self._open(target)
             return
         pods = sorted({entry.allocation.pod for entry in entries})
@@ -188,13 +195,6 @@ class MpsWatch:
             claim=entry.lease.claim is not None,
             message=cut(f"its server of MPS was wedged: {reason}; {text}"),
         )
-
-    async def _hangs(self, target: MpsTarget) -> bool:
-        try:
-            await self.enforcer.required().probe(target)
-        except LeaseholdError:
-            return True
-        return False
 
     def _open(self, target: MpsTarget) -> None:
         if self.enforcer.wedged.pop(target.server, None) is not None:

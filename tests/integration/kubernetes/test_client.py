@@ -227,6 +227,18 @@ async def test_names_are_escaped_in_paths() -> None:
     assert server.requests[0].path == "/api/v1/namespaces/d/pods/..%2Fx%3Fy/eviction"
 
 
+async def test_of_large_objects_smaller_pages_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.kubernetes.client.MOST_PAGE_BYTES", 1_000)
+    large = answers(200, {"items": [{"metadata": {"name": "a" * 2_000}}]})
+    small = answers(200, {"items": [{}]})
+    async with client_and_server(large, large, large, large, small, small) as (kube, server):
+        pages = [await kube.list_page("/api/v1/pods", query={}, limit=500) for _ in range(4)]
+
+    limits = [request.query["limit"] for request in server.requests]
+    assert limits == ["500", "100", "20", "20", "20", "500"]
+    assert [len(page.items or ()) for page in pages] == [1, 1, 1, 1]
+
+
 async def test_a_page_has_undecoded_items_and_a_continue_token() -> None:
     selector = {"fieldSelector": "spec.nodeName=n"}
     before = "p"

@@ -14,6 +14,7 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, PodUid
+from shared.model.requests.pod_rules import MOST_SELECTIONS
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.node_filters import check_node
 from shared.placing.refusal.refusals import RULE_HINTS
@@ -209,6 +210,32 @@ def test_pods_without_rules_are_published_as_before_until_a_rule_selects_them() 
     assert again.request.selected_as == shy.request.guards
     assert shy.request.selected_as == ()
     assert shy.request.uncounted == ((shy.request.guards[0], again.pod),)
+
+
+def test_no_namespace_keeps_all_places_of_rules() -> None:
+    world = World(Case(pod=pod()))
+    rules = [[to(f"app={number}")] for number in range(MOST_SELECTIONS + 5)]
+    greedy = [
+        pod(f"greedy-{number}", namespace="greedy", apart=rule) for number, rule in enumerate(rules)
+    ]
+    shy = pod("shy", apart=[to("app=db"), to("app=web")])
+
+    before = world.queued(*greedy)
+    [event] = world.queued(shy)
+    world.pods.update_selected(1)
+    after = [event for event in world.pods.resync(1) if isinstance(event, PodQueued)]
+
+    def waiting(events: Sequence[PodQueued]) -> list[str]:
+        late = (e for e in events if "TooManyPodRules" in e.request.node_requirements.waits_for)
+        return [e.namespace for e in late]
+
+    assert waiting(before) == ["greedy"] * 5
+    assert not waiting([event])
+    assert waiting(after) == ["greedy"] * 7
+    world.pods.remove(world.pods.observed[event.pod])
+    world.pods.update_selected(1)
+    again = [event for event in world.pods.resync(1) if isinstance(event, PodQueued)]
+    assert waiting(again) == ["greedy"] * 5
 
 
 def test_a_pod_that_its_lease_counts_is_not_counted_twice() -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
 from services.node_agent.mps import watch
-from services.node_agent.mps.daemon import MpsTarget
+from services.node_agent.mps.daemon import MpsTarget, WedgedError
 from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.service import NodeAgent
@@ -253,6 +253,37 @@ async def test_a_wedged_server_closes_its_gpu_until_it_is_repaired_and_says_what
             assert control(cluster, lease).do("get_default_active_thread_percentage") == "30.0"
             await agent.mps.probe_once()
             assert not enforcer.findings
+        finally:
+            load.kill()
+
+
+async def test_a_probe_that_is_not_carried_out_ends_no_work_and_the_gpu_stays_closed(
+    cluster: OneNodeCluster, driver_folder: Path
+) -> None:
+    async with cluster.running() as agent:
+        lease = await run(cluster, "one")
+        load = program(cluster, driver_folder, "one")
+        _, daemons = mps_of(agent)
+        errors = [WedgedError("a new client hung"), UnavailableError("no partitioner responds")]
+        probe = daemons.probe
+
+        async def lost(target: MpsTarget) -> None:
+            if not errors:
+                return await probe(target)
+            raise errors.pop(0)
+
+        daemons.probe = lost  # type: ignore[method-assign]
+        daemons.node.probe_s = 60.0  # on a busy machine
+        try:
+            [server] = await until(lambda: control(cluster, lease).servers)
+            await agent.mps.probe_once()
+
+            assert not errors
+            assert "MpsWedged" in next(iter(agent.node.closed.values()))
+            assert control(cluster, lease).servers == [server]
+            assert load.fits("1m")
+            await agent.mps.probe_once()
+            assert not agent.node.closed
         finally:
             load.kill()
 

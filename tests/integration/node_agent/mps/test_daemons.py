@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.state_dir import SUPERVISED_VARIABLE
-from services.node_agent.mps.control import PROBE, PROBE_S
+from services.node_agent.mps.control import PID_FILE, PROBE, PROBE_S
 from services.node_agent.mps.daemon import MpsDaemon, MpsLimits, MpsTarget, WedgedError
 from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
@@ -27,11 +27,13 @@ from shared.model.names import DeviceUuid, PodUid
 from simcluster.gpu_driver.mps_control import command
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.mps import ControlDaemon
+from tests.support.node_agent.deep_directories import make_deep
 from tests.support.waiting import until
 
 ONE = gpu(1)
 GPU = DeviceUuid(ONE.uuid)
 TARGET = MpsTarget(PodUid("pod-1"), "main")
+OTHER = MpsTarget(PodUid("pod-2"), "main")
 PATIENT_S = 25.0
 """Time limit of a probe that succeeds, on a busy machine."""
 LIMITS = MpsLimits(percent=25, memory_mib={GPU: 2048})
@@ -155,6 +157,44 @@ async def test_one_that_was_killed_or_replaced_is_started_again_with_its_limits(
     again = await daemons.ensure(TARGET, fence=1, limits=LIMITS)
     assert again.held_mib(GPU) == 2048
     assert not (await daemons.get(TARGET)).problem
+
+
+async def test_a_link_that_a_container_leaves_does_not_lead_to_anothers_daemon(
+    daemons: MpsDaemons, driver: GpuDriver
+) -> None:
+    other = await daemons.ensure(OTHER, fence=1, limits=LIMITS)
+    load = driver.load(CUDA_MPS_PIPE_DIRECTORY=other.pipes)
+    pipes = Path((await daemons.ensure(TARGET, fence=1, limits=LIMITS)).pipes)
+    (pipes / "control").unlink()
+    (pipes / "control").symlink_to(Path(other.pipes) / "control")
+
+    assert (await daemons.get(TARGET)).problem
+    with pytest.raises(UnavailableError, match="is a link"):
+        await daemons.terminate(TARGET, (load.pid,))
+    await daemons.stop(TARGET, fence=1)
+
+    assert load.fits("1m")
+    assert not pipes.exists()
+    assert (await daemons.get(OTHER)).pid == other.pid
+
+
+async def test_a_directory_in_which_a_container_made_anything_is_removed(
+    daemons: MpsDaemons,
+) -> None:
+    daemon = await daemons.ensure(TARGET, fence=1, limits=LIMITS)
+    pipes = Path(daemon.pipes)
+    (pipes / PID_FILE).unlink()
+    os.mkfifo(pipes / PID_FILE)
+    make_deep(pipes / "cache")
+
+    assert (await daemons.get(TARGET)).pid == 0
+    os.kill(daemon.pid, signal.SIGKILL)
+    again = await daemons.ensure(TARGET, fence=1, limits=LIMITS)
+    make_deep(pipes / "cache")
+    await daemons.stop(TARGET, fence=1)
+
+    assert again.held_percent() == 25
+    assert not pipes.parent.exists()
 
 
 async def test_an_older_fence_changes_nothing(daemons: MpsDaemons) -> None:

@@ -263,6 +263,27 @@ async def test_a_server_that_ends_clients_after_a_fault_gets_no_container_and_is
     assert (await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))).pid == first.pid
 
 
+async def test_a_server_that_cannot_be_seen_is_not_started_anew(
+    servers: SharedServers, driver: GpuDriver
+) -> None:
+    first = await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
+    load = program(driver, first)
+    await clients(servers, FIRST, load.pid)
+    script = servers.node.root / "control"
+    script.write_text(
+        f'#!/bin/sh\n[ "$4" = status ] && exec yes || exec {" ".join(command())} "$@"\n'
+    )
+    script.chmod(0o755)
+    servers.node.program = (str(script),)
+
+    with pytest.raises(UnavailableError, match="prints more than"):
+        await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
+
+    servers.node.program = command()
+    assert load.fits("1m")
+    assert (await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))).pid == first.pid
+
+
 FORGER = """
 import ctypes, os, sys, time
 rows = sys.argv[1]

@@ -33,7 +33,9 @@ def test_percentages_and_pids_of_seven_digits_are_read() -> None:
     assert parse_pids("") == ()
 
 
-@pytest.mark.parametrize("reply", ["Unrecognized command", "-1", "25%", "1,5", "1 2"])
+@pytest.mark.parametrize(
+    "reply", ["Unrecognized command", "-1", "25%", "1,5", "1 2", "9" * 400, "9" * 5_000, "٢٥"]
+)
 def test_another_reply_is_refused_and_shown(reply: str) -> None:
     with pytest.raises(UnavailableError, match="MPS replied"):
         parse_percent(reply)
@@ -41,6 +43,14 @@ def test_another_reply_is_refused_and_shown(reply: str) -> None:
         parse_memory_mib(reply)
     with pytest.raises(UnavailableError, match="MPS replied"):
         parse_pids(f"{reply} x")
+
+
+def test_a_list_of_pids_has_a_bound() -> None:
+    """A container can listen where its daemon did."""
+    with pytest.raises(UnavailableError, match="is no list of PIDs"):
+        parse_pids("1\n" * 2_000)
+    with pytest.raises(UnavailableError, match="is no list of PIDs"):
+        parse_pids("9" * 5_000)
 
 
 def test_the_largest_limit_of_a_daemon_and_its_servers_counts() -> None:
