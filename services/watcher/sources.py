@@ -158,7 +158,7 @@ class DeviceClassReflector:
                         named.name: item is not None and item.is_ours
                         for named, item in batch.changed
                     }
-                elif str(batch.refusal) != refused:
+                elif str(batch.refusal) != refused and not isinstance(batch.refusal, NotFoundError):
                     refused = str(batch.refusal)
                     logger.warning(
                         "pods of other schedulers that wait for ResourceClaims are not listed: %s",

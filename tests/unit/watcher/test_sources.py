@@ -448,6 +448,21 @@ async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_repo
     assert not claims.unreadable
 
 
+async def test_pods_of_other_schedulers_that_wait_for_our_claims_are_listed_as_unbound() -> None:
+    api = OnePage([])
+    pods = [_pod(number, "x") for number in range(3)]
+    for pod in pods:
+        pod["spec"] = {"schedulerName": "default-scheduler"}
+    pods[1]["spec"]["nodeName"] = "n"
+    api.items = tuple(msgspec.Raw(msgspec.json.encode(pod)) for pod in pods)
+    kube = cast("KubernetesClient", api)
+    lister = ManagedPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
+
+    [chunk] = [chunk async for chunk in lister.chunks((), {PodUid("u0"), PodUid("u1")})]
+
+    assert chunk.pods == ListedPods(unbound=(PodUid("u0"),))
+
+
 async def test_a_list_needs_no_field_of_a_pod_but_its_names_and_its_node() -> None:
     api = OnePage([])
     pod = _pod(1, "x")
