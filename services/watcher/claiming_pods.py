@@ -62,7 +62,7 @@ class ClaimingPods:
         """The published pods."""
         self._ended: dict[PodUid, ObservedPod] = {}
         """Published pods that were deleted, or have ended, and are not published as such yet."""
-        self._claims: dict[tuple[Namespace, str], _Claim] = {}
+        self._claims: dict[Namespace, dict[str, _Claim]] = {}
         self._classes: set[str] = set()
 
     def observe(self, batch: Iterable[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
@@ -79,15 +79,17 @@ class ClaimingPods:
 
     def update_claims(self, updates: Iterable[ClaimUpdate]) -> None:
         for update in updates:
-            key = update.namespace, update.name
-            before = self._claims.get(key)
-            if update.classes or update.allocation is not None:
-                is_ours = update.allocation is not None
-                self._claims[key] = _Claim(update.claim, update.classes, is_ours)
+            claims = self._claims.setdefault(update.namespace, {})
+            before = claims.get(update.name)
+            has_ours = update.allocation is not None
+            if update.classes or has_ours:
+                claims[update.name] = _Claim(update.claim, update.classes, has_ours)
             elif before is not None and before.claim == update.claim:
-                del self._claims[key]
-            if update.namespace in self._waiting and self._claims.get(key) != before:
+                del claims[update.name]
+            if update.namespace in self._waiting and claims.get(update.name) != before:
                 self.changed.add(update.namespace)
+            if not claims:
+                del self._claims[update.namespace]
 
     def update_classes(self, changes: Mapping[str, bool]) -> None:
         """Note which DeviceClasses are for our devices, of those that changed."""
@@ -125,17 +127,13 @@ class ClaimingPods:
 
     def _first(self, namespace: Namespace) -> list[ObservedPod]:
         pods = self._waiting.get(namespace, {}).values()
-        counting = (pod for pod in pods if self._counts(pod))
+        ours = {
+            name
+            for name, claim in self._claims.get(namespace, {}).items()
+            if claim.has_ours or not self._classes.isdisjoint(claim.classes)
+        }
+        counting = [pod for pod in pods if pod.awaited and not ours.isdisjoint(pod.awaited.names)]
         return nsmallest(MOST_OF_NAMESPACE, counting, key=_place)
-
-    def _counts(self, pod: ObservedPod) -> bool:
-        names = pod.awaited.names if pod.awaited else ()
-        claims = (self._claims.get((pod.namespace, name)) for name in names)
-        return any(
-            claim.has_ours or not self._classes.isdisjoint(claim.classes)
-            for claim in claims
-            if claim is not None
-        )
 
     def _remove(self, pod: ObservedPod) -> None:
         pods = self._waiting.get(pod.namespace, {})
