@@ -53,8 +53,8 @@ ONLY_CLAIMS = (
 
 
 BESIDE_CLAIMS = (
-    "another scheduler places it, and it is of a group of pods, or requests GPUs by resource names "
-    "beside its ResourceClaims"
+    "another scheduler places it, and it is of a group of pods, requests GPUs by resource names "
+    "beside its ResourceClaims, or has an invalid request"
 )
 
 

@@ -148,12 +148,14 @@ def queued_elsewhere(pod: ObservedPod) -> PodQueued:
     """Return a pod that another scheduler places, once that has allocated its ResourceClaims.
 
     `handed_over` names its claims if nothing else keeps it from getting devices: no group of pods
-    with which it starts, and no GPU by a resource name.
+    with which it starts, and no GPU by a resource name. Of one with an invalid request, or fields
+    that are too large, the event has names and priority alone.
     """
     request = pod.request or PodRequest(priority=pod.priority)
     claims_alone = pod.request is not None and not request.containers and pod.group is None
     return replace(
         queued(pod, request),
+        labels=pod.labels if pod.request is not None else {},
         by_kube_scheduler=True,
         handed_over=CLAIMS_FIELD if claims_alone else "",
         scheduler=pod.awaited.scheduler if pod.awaited else "",

@@ -33,7 +33,7 @@ from shared.kubernetes.types import (
     Resources,
     Volume,
 )
-from shared.model.bounds import MOST_HOST_PORTS, check_bounds, cut
+from shared.model.bounds import MOST_HOST_PORTS, NAME, check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
@@ -321,7 +321,7 @@ def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
     if pod.spec.node_name or pod.spec.scheduling_gates or is_ending:
         return None
     names = tuple(filter(None, claim_names(pod)))
-    return AwaitedClaims(pod.spec.scheduler_name, names) if names else None
+    return AwaitedClaims(pod.spec.scheduler_name[:NAME], names) if names else None
 
 
 def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:

@@ -17,9 +17,11 @@ from services.watcher.pod_tracker import RESYNC_SHARDS
 from shared.dialects.dialect import Rules
 from shared.kubernetes.resource_claims import ApiResourceClaim, DeviceClass
 from shared.kubernetes.types import ApiPod
+from shared.model.bounds import check_bounds
 from shared.model.events.pod_events import PodHandedOver, PodTerminated
 from shared.model.names import Namespace, PodUid
 from shared.model.requests.claim import CLAIMS_FIELD, DRIVER
+from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from tests.support.binder.world import allocated, on
@@ -202,6 +204,23 @@ def test_of_a_namespace_with_very_many_the_first_by_priority_and_age_are_publish
     pods.observe([(None, many[0]), (None, many[-1])])
     assert [type(event).__name__ for event in pods.update()] == ["PodTerminated", "PodHandedOver"]
     assert len(pods.published) == MOST_OF_NAMESPACE
+
+
+def test_an_event_is_small_whatever_the_author_of_a_pod_writes() -> None:
+    pods = knowing(OURS)
+    pod = parsed(
+        schedulerName="x" * 5_000,
+        nodeSelector={f"selector-{number}": "x" * 60 for number in range(1_000)},
+    )
+    labels = {f"label-{number}": "x" * 60 for number in range(1_000)}
+
+    pods.observe([(structs.replace(pod, labels=labels), None)])
+    [event] = pods.update()
+
+    check_bounds(event, "the event")
+    assert isinstance(event, PodHandedOver)
+    assert event.queued.request == PodRequest(priority=7)
+    assert len(msgspec.msgpack.encode(event)) < 1_500
 
 
 @pytest.mark.parametrize(
