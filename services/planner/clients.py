@@ -15,7 +15,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.resource_claims import claim_path
+from shared.kubernetes.resource_claims import CLASSES_PATH, claim_path
 from shared.kubernetes.types import ApiDisruptionBudget, ApiObject, ApiPod, LabelSelector
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.claim import DRIVER
@@ -24,7 +24,6 @@ from shared.pods.pod_anti_affinity import requirements_of
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot, snapshot_of
 
 PODS = "/api/v1/pods"
-DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DISRUPTION_BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 Item = TypeVar("Item", bound=Struct)
@@ -70,7 +69,7 @@ class PlannerClient:
         return await self._get(claim_path(namespace, name), ClaimWithSpec)
 
     async def get_class(self, name: str) -> ClassWithSpec | None:
-        return await self._get(f"{DEVICE_CLASSES}/{quote(name, safe='')}", ClassWithSpec)
+        return await self._get(f"{CLASSES_PATH}/{quote(name, safe='')}", ClassWithSpec)
 
     async def has_slices(self, node: NodeName) -> bool:
         path = f"{SLICES}/{quote(f'{node}-{DRIVER}', safe='')}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -16,7 +17,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, WaitingPod
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.placing.starts import WaitingClaim
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from shared.runtime.service import loops
@@ -244,7 +245,8 @@ class ClusterView:
             and now >= (since := self._unready_since.get(queued.pod) or -inf) + UNREADY_S
         ]
         unread.sort(key=lambda entry: entry[0])  # those that were not read for longest come first
-        await asyncio.gather(*(self._read_demand(queued) for _, queued in unread[:MOST_UNSEEN]))
+        first = _in_turn([queued for _, queued in unread])[:MOST_UNSEEN]
+        await asyncio.gather(*map(self._read_demand, first))
         demands = {queued.pod: self._demands.get(queued.pod) for queued in claiming}
         unlisted = tuple(sorted(self._unlisted.values()))
         return {
@@ -296,3 +298,14 @@ class ClusterView:
                 self._classes.set(name, await self.pods.get_class(name))
         classes = {name: self._classes.get(name) for name in CLASSES}
         return {name: read for name, read in classes.items() if read is not None}
+
+
+def _in_turn(pods: Iterable[PodQueued]) -> list[PodQueued]:
+    """Return pods by turns of their namespaces, so that many of one delay no other's."""
+    numbers = Counter[Namespace]()
+    in_turn = list[tuple[int, PodQueued]]()
+    for pod in pods:
+        in_turn.append((numbers[pod.namespace], pod))
+        numbers[pod.namespace] += 1
+    in_turn.sort(key=lambda entry: entry[0])
+    return [pod for _, pod in in_turn]

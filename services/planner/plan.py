@@ -28,6 +28,7 @@ from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.leases.preemption import PreemptionState, Victim
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.quantity import timestamp
+from shared.model.requests.claim import CLAIMS_FIELD
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang, PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
@@ -45,10 +46,15 @@ from shared.placing.starts import WaitingUnit, with_claims
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
 NO_VICTIM = "no pod may be preempted for it"
-CLAIMS_FIELD = "spec.resourceClaims"
 ONLY_CLAIMS = (
     "kube-scheduler allocates its ResourceClaims, by selectors that only kube-scheduler evaluates, "
     "and may choose other GPUs than those that evictions would free"
+)
+
+
+BESIDE_CLAIMS = (
+    "another scheduler places it, and it is of a group of pods, requests GPUs by resource names "
+    "beside its ResourceClaims, or has an invalid request"
 )
 
 
@@ -345,6 +351,7 @@ def unreached(unit: WaitingUnit) -> str:
     by_kube_scheduler = any(pod.queued.by_kube_scheduler for pod in unit.pods)
     table = (
         (any(has_claims_alone(pod.queued) for pod in unit.pods), ONLY_CLAIMS),
+        (unit.claim is None and bool(unit.pods[0].queued.scheduler), BESIDE_CLAIMS),
         (refused is not None, f"no freed device could help: {refused.text if refused else ''}"),
         (over_quota is not None, f"a quota refuses it: {over_quota.text if over_quota else ''}"),
         (unit.gang and by_kube_scheduler, "kube-scheduler binds pods of its gang one by one"),

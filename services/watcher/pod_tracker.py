@@ -151,7 +151,7 @@ class PodTracker:
             self.budget_gated[now.pod] = now
             return [] if is_published else [_gated_event(now)]
         if now.ours and now.has_ended and not (before is not None and before.has_ended):
-            return [_terminated_event(now)]
+            return [terminated_event(now)]
         return []
 
     def remove(self, last: ObservedPod) -> list[PodEvent]:
@@ -161,7 +161,7 @@ class PodTracker:
         self.changed_groups |= self.groups.count(None, last)
         if last.claims:
             self._count_users(None, last)
-        return [_terminated_event(last)] if last.ours and not last.is_terminated else []
+        return [terminated_event(last)] if last.ours and not last.is_terminated else []
 
     def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
         """Apply changed labels of namespaces, None of a deleted one."""
@@ -288,9 +288,9 @@ class PodTracker:
         ]
 
     def resync_shard(self, generation: int, shard: int) -> list[PodEvent]:
-        gated = (pod for pod in self.budget_gated.values() if _is_in_shard(pod, shard))
-        pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
-        handed_over = (pod for pod in self.handed_over.values() if _is_in_shard(pod, shard))
+        gated = (pod for pod in self.budget_gated.values() if is_in_shard(pod, shard))
+        pending = (pod for pod in self.pending.values() if is_in_shard(pod, shard))
+        handed_over = (pod for pod in self.handed_over.values() if is_in_shard(pod, shard))
         return [
             *map(handed_over_event, handed_over),
             *(_gated_event(pod, requeue_number=-generation) for pod in gated),
@@ -446,7 +446,7 @@ def _is_due(calls: int) -> bool:
     return not rest and rounds.bit_count() == 1
 
 
-def _is_in_shard(pod: ObservedPod, shard: int) -> bool:
+def is_in_shard(pod: ObservedPod, shard: int) -> bool:
     return zlib.crc32(pod.pod.encode()) % RESYNC_SHARDS == shard % RESYNC_SHARDS
 
 
@@ -462,7 +462,7 @@ def _gated_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodGated:
     )
 
 
-def _terminated_event(pod: ObservedPod) -> PodTerminated:
+def terminated_event(pod: ObservedPod) -> PodTerminated:
     return PodTerminated(
         pod=pod.pod,
         namespace=pod.namespace,

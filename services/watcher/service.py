@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from services.watcher.claimed_storage import TOO_MANY
+from services.watcher.claiming_pods import ClaimingEvent, ClaimingPods
 from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
 from services.watcher.pod_spans import PodSpans
 from services.watcher.pod_tracker import FIRST_PAUSE_S, BindingBackoff, PodEvent, PodTracker
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
     ClaimReflector,
+    DeviceClassReflector,
     ManagedPodLister,
     NamespaceReflector,
     NodeReflector,
@@ -63,6 +65,9 @@ GATHER_STORAGE_S = 0.05
 """The delay of pods whose claims or volumes have changed, so that many are published together."""
 PAUSE_A_POD_S = 0.001
 """The further delay for each pod that waits, which takes about a tenth of it to be looked at."""
+GATHER_CLAIMING_S = 0.2
+"""The delay of pods of other schedulers that wait for ResourceClaims: many are looked at
+together."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
 LIST_RETRY_S = 1.0
@@ -134,6 +139,7 @@ class Watcher:
     namespace_source: NamespaceReflector
     quota_source: QuotaReflectors
     claim_source: ClaimReflector
+    class_source: DeviceClassReflector
     storage_source: StorageReflectors
     lister: ManagedPodLister
     clock: Clock
@@ -143,6 +149,8 @@ class Watcher:
 
     def __post_init__(self) -> None:
         self.claims = ClaimTracker()
+        self.claiming = ClaimingPods()
+        self.claiming_changed = asyncio.Event()
         self.quotas: tuple[Quota, ...] | None = None
         self.pods = PodTracker()
         self.nodes = NodeTracker(self.pods)
@@ -167,6 +175,8 @@ class Watcher:
             if self.spans is not None:
                 self.spans.observe(batch)
             self.group_conditions.observe(batch)
+            self.claiming.observe(batch)
+            self._announce_claiming()
             absent = self.pods.groups.absent_kinds(now for now, _ in batch)
             for kind in await self.group_source.appeared(absent) if absent else ():
                 self.pods.groups.await_list(kind)
@@ -249,8 +259,27 @@ class Watcher:
     async def watch_claims(self) -> AsyncIterator[Sequence[ClaimAllocated | ClaimDeallocated]]:
         async for batch in self.claim_source.batches():
             events: list[ClaimEvent] = []
-            for claim, allocation in batch:
-                events += self.claims.update(claim, allocation)
+            for update in batch:
+                events += self.claims.update(update.claim, update.allocation)
+            self.claiming.update_claims(batch)
+            self._announce_claiming()
+            if events:
+                yield events
+
+    @loops
+    async def watch_classes(self) -> None:
+        async for changes in self.class_source.batches():
+            self.claiming.update_classes(changes)
+            self._announce_claiming()
+
+    @emits
+    async def watch_claims_of_others(self) -> AsyncIterator[Sequence[ClaimingEvent]]:
+        """Publish pods of other schedulers that wait for claims of our devices."""
+        while True:
+            await self.claiming_changed.wait()
+            self.claiming_changed.clear()
+            await self.clock.sleep(GATHER_CLAIMING_S)
+            events = self.claiming.update()
             if events:
                 yield events
 
@@ -299,6 +328,7 @@ class Watcher:
                 *self.devices.resync(now_s=self.clock.now()),
                 *self._quotas_updated(),
                 *(self.pods.resync(self._next_generation()) if requested else ()),
+                *(self.claiming.resync() if requested else ()),
                 *self.claims.resync(),
             ]
             async for chunk in self._list_with_retries():
@@ -308,7 +338,7 @@ class Watcher:
         while True:
             request_ids = tuple(sorted(self.unanswered_requests))
             try:
-                async for chunk in self.lister.chunks(request_ids):
+                async for chunk in self.lister.chunks(request_ids, self.claiming.published):
                     yield chunk
             except LeaseholdError as error:
                 logger.warning(
@@ -343,6 +373,7 @@ class Watcher:
                 logger.info("publishing %d pods again that wait without a reason", len(events))
             events += self.claims.resync_unanswered()
             events += self.pods.resync_shard(self._next_generation(), shard)
+            events += self.claiming.resync_shard(shard)
             if events:
                 yield events
 
@@ -394,6 +425,10 @@ class Watcher:
     def _announce_storage(self) -> None:
         if self.pods.changed_claims is None or self.pods.changed_claims:
             self.storage_changed.set()
+
+    def _announce_claiming(self) -> None:
+        if self.claiming.changed:
+            self.claiming_changed.set()
 
     def _quotas_updated(self) -> list[QuotasUpdated]:
         if self.quotas is None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from services.watcher.claiming_pods import ClaimUpdate, requested_classes
 from services.watcher.pod_groups import (
     SCHEDULED,
     KnownGroup,
@@ -31,7 +32,13 @@ from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.known_objects import as_number
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.reflector import Batch, Reflector, follow
-from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.kubernetes.resource_claims import (
+    CLAIMS_PATH,
+    CLASSES_PATH,
+    ApiResourceClaim,
+    DeviceClass,
+    allocated_claim,
+)
 from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
 from shared.model.devices.node import AGENT_ANNOTATION, CORDON_MANAGER, NodeFacts, Taint
@@ -74,7 +81,7 @@ class ClaimReflector:
     """Why claims cannot be read, or an empty text."""
     _logged: str = field(default="", init=False)
 
-    async def batches(self) -> AsyncIterator[list[tuple[PodUid, AllocatedClaim | None]]]:
+    async def batches(self) -> AsyncIterator[list[ClaimUpdate]]:
         following = follow(self.client, CLAIMS_PATH, ApiResourceClaim, retry_s=self.retry_s)
         async with aclosing(following) as batches:
             async for batch in batches:
@@ -86,7 +93,13 @@ class ClaimReflector:
                     if batch.listed:
                         self.unreadable = ""
                     yield [
-                        (PodUid(named.uid), self._parse(item) if item else None)
+                        ClaimUpdate(
+                            PodUid(named.uid),
+                            Namespace(named.namespace),
+                            named.name,
+                            self._parse(item) if item else None,
+                            requested_classes(item) if item else frozenset(),
+                        )
                         for named, item in batch.changed
                     ]
 
@@ -126,6 +139,31 @@ class ClaimReflector:
         if text != self._logged:
             logger.warning("%s", text)
             self._logged = text
+
+
+@dataclass(slots=True)
+class DeviceClassReflector:
+    """Which DeviceClasses are for our devices; none where they cannot be read."""
+
+    client: KubernetesClient
+    retry_s: float = RETRY_S
+
+    async def batches(self) -> AsyncIterator[dict[str, bool]]:
+        following = follow(self.client, CLASSES_PATH, DeviceClass, retry_s=self.retry_s)
+        refused = ""
+        async with aclosing(following) as batches:
+            async for batch in batches:
+                if batch.refusal is None:
+                    yield {
+                        named.name: item is not None and item.is_ours
+                        for named, item in batch.changed
+                    }
+                elif str(batch.refusal) != refused and not isinstance(batch.refusal, NotFoundError):
+                    refused = str(batch.refusal)
+                    logger.warning(
+                        "pods of other schedulers that wait for ResourceClaims are not listed: %s",
+                        refused,
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,19 +508,25 @@ class ManagedPodLister:
     schedulers: frozenset[str]
     claims: ClaimReflector
 
-    async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
+    async def chunks(
+        self, request_ids: tuple[str, ...] = (), claiming: Container[PodUid] = ()
+    ) -> AsyncIterator[PodsListed]:
         """Yield a complete list in chunks, with the IDs of the requests that it answers.
 
-        Only a list that answers requests contains leases, for a rebuild.
+        Only a list that answers requests contains leases, for a rebuild. `claiming` are the pods of
+        other schedulers that wait for claims.
         """
         list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
         unbound: list[PodUid] = []
         async for page in self.client.pages("/api/v1/pods"):
-            for pod in filter(self._is_ours, page.read(PodOutline)):
-                if pod.spec.node_name:
-                    bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
-                else:
+            for pod in page.read(PodOutline):
+                if self._is_ours(pod):
+                    if pod.spec.node_name:
+                        bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
+                    else:
+                        unbound.append(PodUid(pod.metadata.uid))
+                elif pod.metadata.uid in claiming and not pod.spec.node_name:
                     unbound.append(PodUid(pod.metadata.uid))
         chunks = _chunks(bound, unbound, await self.claims.list_all())
         for number, chunk in enumerate(chunks):

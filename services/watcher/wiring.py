@@ -10,6 +10,7 @@ from services.watcher.settings import WatcherSettings
 from services.watcher.sources import (
     RETRY_S,
     ClaimReflector,
+    DeviceClassReflector,
     ManagedPodLister,
     NamespaceReflector,
     NodeReflector,
@@ -46,6 +47,7 @@ def build_watcher(
         namespace_source=NamespaceReflector(client),
         quota_source=QuotaReflectors(client, quotas),
         claim_source=claims,
+        class_source=DeviceClassReflector(client, retry_s),
         storage_source=StorageReflectors(client, retry_s),
         lister=ManagedPodLister(client, parser.schedulers, claims),
         clock=SystemClock(),

@@ -4,6 +4,8 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, 
 FROM_CLASS = "FromClass"
 """The source of parameters that an administrator has written into the DeviceClass."""
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
+CLASSES_PATH = "/apis/resource.k8s.io/v1/deviceclasses"
+_OUR_DRIVER = re.compile(f"""['"]{re.escape(DRIVER)}['"]""")
 MIB = 1 << 20
 
 
@@ -48,6 +52,41 @@ class DeviceAllocationConfiguration(Struct, frozen=True):
     source: str = ""
     requests: tuple[str, ...] = ()
     opaque: OpaqueDeviceConfiguration | None = None
+
+
+class RequestedCapacity(Struct, frozen=True):
+    requests: Quantities = {}
+
+
+class RequestedDevice(Struct, frozen=True, rename="camel"):
+    """A request, or one of the choices of a prioritized list."""
+
+    name: str = ""
+    device_class_name: str = ""
+    capacity: RequestedCapacity | None = None
+
+
+class ClaimedRequest(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    exactly: RequestedDevice | None = None
+    first_available: tuple[RequestedDevice, ...] = ()
+
+
+class ClaimedDevices(Struct, frozen=True):
+    requests: tuple[ClaimedRequest, ...] = ()
+    config: tuple[DeviceAllocationConfiguration, ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[str, RequestedDevice]]:
+        """Yield each device with the name of its request, as an allocation has it."""
+        for request in self.requests:
+            if request.exactly is not None:
+                yield request.name, request.exactly
+            for choice in request.first_available:
+                yield f"{request.name}/{choice.name}", choice
+
+
+class ClaimSpec(Struct, frozen=True):
+    devices: ClaimedDevices = ClaimedDevices()
 
 
 class DeviceAllocationResult(Struct, frozen=True):
@@ -80,18 +119,32 @@ class ResourceClaimStatus(Struct, frozen=True, rename="camel"):
 
 class ApiResourceClaim(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
+    spec: ClaimSpec = ClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
 
 
-class DeviceClassSpec(Struct, frozen=True, rename="camel"):
-    """The extended resource that the class satisfies, if any."""
+class CelSelector(Struct, frozen=True):
+    expression: str = ""
 
+
+class DeviceSelector(Struct, frozen=True):
+    cel: CelSelector = CelSelector()
+
+
+class DeviceClassSpec(Struct, frozen=True, rename="camel"):
     extended_resource_name: str = ""
+    """The extended resource that the class satisfies, if any."""
+    selectors: tuple[DeviceSelector, ...] = ()
 
 
 class DeviceClass(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: DeviceClassSpec = DeviceClassSpec()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether one of its selectors names our driver."""
+        return any(_OUR_DRIVER.search(it.cel.expression) for it in self.spec.selectors)
 
 
 def claim_path(namespace: str, name: str) -> str:

@@ -1,6 +1,7 @@
 """A pod as the API server last reported it; pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -9,6 +10,7 @@ from shared.kubernetes.types import PodStatus
 from shared.model.bounds import cut
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.claim import CLAIMS_FIELD
 from shared.model.requests.pod_rules import PodSelection
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_anti_affinity import PodAntiAffinity
@@ -16,6 +18,14 @@ from shared.pods.pod_volumes import ClaimUse
 from shared.pods.storage import ClaimKey
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+class AwaitedClaims(msgspec.Struct, frozen=True):
+    """What a pod of another scheduler waits for that has ResourceClaims and no node."""
+
+    scheduler: str
+    names: tuple[str, ...]
+    """Of its claims, as far as they are made from their templates."""
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,11 +68,13 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """The resources as which its lease counts it for the rules of other pods."""
     resources: Mapping[str, int] = {}
     request: PodRequest | None = None
-    """None if it is invalid, or if the pod is not ours."""
+    """None if it is invalid, or if the pod is not ours and awaits no ResourceClaim."""
     request_error: str = ""
     """Why its request is invalid."""
     claims: tuple[ClaimUse, ...] = ()
     """Its PersistentVolumeClaims; `request.claims` is set once they are known."""
+    awaited: AwaitedClaims | None = None
+    """None of pods that are ours: their scheduler knows them."""
     reviewed: str = ""
     """When its admission review began and ended, as the webhook wrote it."""
     reason: str = ""
@@ -129,6 +141,24 @@ def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) ->
         labels=pod.labels,
         by_kube_scheduler=pod.by_kube_scheduler,
         handed_over=pod.handed_over,
+    )
+
+
+def queued_elsewhere(pod: ObservedPod) -> PodQueued:
+    """Return a pod that another scheduler places, once that has allocated its ResourceClaims.
+
+    `handed_over` names its claims if nothing else keeps it from getting devices: no group of pods
+    with which it starts, and no GPU by a resource name. Of one with an invalid request, or fields
+    that are too large, the event has names and priority alone.
+    """
+    request = pod.request or PodRequest(priority=pod.priority)
+    claims_alone = pod.request is not None and not request.containers and pod.group is None
+    return replace(
+        queued(pod, request),
+        labels=pod.labels if pod.request is not None else {},
+        by_kube_scheduler=True,
+        handed_over=CLAIMS_FIELD if claims_alone else "",
+        scheduler=pod.awaited.scheduler if pod.awaited else "",
     )
 
 

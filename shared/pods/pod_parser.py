@@ -33,7 +33,7 @@ from shared.kubernetes.types import (
     Resources,
     Volume,
 )
-from shared.model.bounds import MOST_HOST_PORTS, check_bounds, cut
+from shared.model.bounds import MOST_HOST_PORTS, NAME, check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
@@ -53,7 +53,7 @@ from shared.placing.node_filters import ATTACHABLE
 from shared.placing.pod_fields import handed_over
 from shared.pods.member_affinity import affinity_to_members, with_affinity
 from shared.pods.node_selectors import node_terms
-from shared.pods.observed_pod import ObservedPod, rejection_of
+from shared.pods.observed_pod import TERMINAL, AwaitedClaims, ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import (
     Check,
@@ -63,6 +63,7 @@ from shared.pods.pod_policy import (
     violations,
 )
 from shared.pods.pod_rules import Selections, has_rules, parse_pod_rules
+from shared.pods.pod_snapshot import claim_names
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
 from shared.pods.pod_volumes import ClaimUse
 from shared.pods.run_term import deadline_s, parse_term
@@ -135,6 +136,7 @@ class PodParser:
         ours = spec.scheduler_name in self.schedulers
         by_kube_scheduler = spec.scheduler_name == KUBE_SCHEDULER
         template = self._template_request(pod, ours=ours)
+        awaited = None if ours or not spec.resource_claims else _awaited_claims(pod)
         lease_copy = meta.annotations.get(ANNOTATION, "")
         leased = lease_outline(lease_copy).resources if lease_copy else {}
         shown = next(
@@ -162,7 +164,10 @@ class PodParser:
             priority=spec.priority or 0,
             shown=0 if shown is None else message_digest(shown),
             reason=cut(shown or "")
-            if self.keeps_reasons or by_kube_scheduler or spec.scheduling_group.pod_group_name
+            if self.keeps_reasons
+            or by_kube_scheduler
+            or awaited
+            or spec.scheduling_group.pod_group_name
             else "",
             has_lease=ANNOTATION in meta.annotations,
             grown=_grown(template.resources, leased),
@@ -173,10 +178,11 @@ class PodParser:
             selections=template.selections,
             counted=_counted(meta.annotations.get(ANNOTATION, "")),
             resources=template.resources,
-            request=template.request,
+            request=template.request if ours or awaited else None,
             request_error=template.error,
             group=template.group,
             claims=_claim_uses(pod),
+            awaited=awaited,
             reviewed=meta.annotations.get(ADMISSION, "") if self.keeps_reasons else "",
         )
 
@@ -242,7 +248,7 @@ class PodParser:
             resources = own | dict(ports)
             repels = parse_anti_affinity(pod)
             group = _group(pod) if ours else _valid_group(pod)
-            request = self._request(pod, own, ports) if ours else None
+            request = self._request(pod, own, ports) if ours else self._elsewhere(pod, own, ports)
             if request is not None and not by_kube_scheduler:
                 of_gang = affinity_to_members(pod.spec, pod.metadata) if group else ()
                 rules, selections = parse_pod_rules(pod, repels, of_gang)
@@ -262,12 +268,26 @@ class PodParser:
         request = _request(pod, view, resources, self.rules)
         needs = structs.replace(request.node_requirements, host_ports=ports)
         request = structs.replace(request, node_requirements=needs)
-        if pod.spec.scheduler_name == KUBE_SCHEDULER:  # it decides by these, and no lease does
-            needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
-            request = structs.replace(request, node_requirements=needs)
+        if pod.spec.scheduler_name == KUBE_SCHEDULER:
+            request = _of_kube_scheduler(request)
         if request.containers:
             self._check_policy(view, request)
         return request
+
+    def _elsewhere(
+        self, pod: ApiPod, resources: Mapping[str, int], ports: HostPorts
+    ) -> PodRequest | None:
+        """Return what a pod of another scheduler requests beside its ResourceClaims.
+
+        None if it has no claims, or if its request is invalid: our rules do not apply to it.
+        """
+        if not pod.spec.resource_claims:
+            return None
+        with contextlib.suppress(RequestError):
+            request = _request(pod, view_of(pod), resources, self.rules)
+            needs = structs.replace(request.node_requirements, host_ports=ports)
+            return _of_kube_scheduler(structs.replace(request, node_requirements=needs))
+        return None
 
     def _check_policy(self, pod: PodView, request: PodRequest) -> None:
         """Raise RequestError for a pod that would see devices outside its lease, or lift limits.
@@ -287,6 +307,21 @@ class PodParser:
             faults = chain(violations(subject), device_mounts(pod.containers), faults)
         for fault in faults:
             raise RequestError(fault.text, *fault.changes)
+
+
+def _of_kube_scheduler(request: PodRequest) -> PodRequest:
+    """Return a request without that by which kube-scheduler decides, and no lease."""
+    needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
+    return structs.replace(request, node_requirements=needs)
+
+
+def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
+    """Return the ResourceClaims of a pod without a node; None: none is made yet, or it ends."""
+    is_ending = pod.status.phase in TERMINAL or pod.metadata.deletion_timestamp is not None
+    if pod.spec.node_name or pod.spec.scheduling_gates or is_ending:
+        return None
+    names = tuple(filter(None, claim_names(pod)))
+    return AwaitedClaims(pod.spec.scheduler_name[:NAME], names) if names else None
 
 
 def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:

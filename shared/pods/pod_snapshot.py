@@ -72,11 +72,12 @@ def snapshot_of(pod: ApiPod) -> PodSnapshot:
         deleting=metadata.deletion_timestamp is not None,
         terminal=pod.status.phase in TERMINAL,
         scheduled=next(conditions, Condition()),
-        claims=tuple(_claim_names(pod)),
+        claims=tuple(claim_names(pod)),
     )
 
 
-def _claim_names(pod: ApiPod) -> Iterator[str]:
+def claim_names(pod: ApiPod) -> Iterator[str]:
+    """Yield the names of its ResourceClaims; empty for one that is not made yet."""
     made = {claim.name: claim.resource_claim_name for claim in pod.status.resource_claim_statuses}
     for claim in pod.spec.resource_claims:
         yield claim.resource_claim_name or made.get(claim.name) or ""

@@ -164,7 +164,11 @@ class ClaimService:
             tasks.create_task(self.nodes.follow())
             tasks.create_task(self._retry())
             async for batch in ClaimReflector(self.kube).batches():
-                events = [event for change in batch for event in self.tracker.update(*change)]
+                events = [
+                    event
+                    for change in batch
+                    for event in self.tracker.update(change.claim, change.allocation)
+                ]
                 tasks.create_task(self._handle(events))
 
     async def _handle(self, events: Sequence[Event]) -> None:

@@ -1,5 +1,6 @@
 """Pods are evicted for one of higher priority with a ResourceClaim, on a real kube-scheduler."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,14 +11,16 @@ from services.claims.clients import ClaimClient
 from shared.model.clock import SystemClock, in_background
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
 from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import WaitingPod
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.real.claim_parts import API, SliceNodes
 from tests.real.control_plane import Json, missing
-from tests.real.leasehold import Leasehold, Namespace
+from tests.real.leasehold import CONFIGURATION, Leasehold, Namespace
 from tests.real.node_parts import GPU_MIB, GPUS, gpus_of
 from tests.support.storage import HOSTNAME
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -25,6 +28,9 @@ pytestmark = [
 ]
 
 NODE = NodeName("a-0")
+OURS = "leasehold"
+ANOTHER = "default-scheduler"
+"""A profile of kube-scheduler of which Leasehold serves no pods."""
 ON_NODE: dict[str, Any] = {"nodeSelector": {HOSTNAME: NODE}}
 AT_ONCE = (
     *("--preemption-min-runtime-s", "0", "--preemption-notice-s", "0"),
@@ -47,7 +53,9 @@ async def claiming(up: Leasehold) -> AsyncIterator[Leasehold]:
     up.flags["planner"] += AT_ONCE
     up.kill("planner")
     await up.until_ready()
-    up.start_kube_scheduler()
+    config = json.loads((up.plane.root / CONFIGURATION).read_text())
+    config["profiles"].append({"schedulerName": ANOTHER})
+    up.start_kube_scheduler(f"--config={up.plane.write('two-profiles.json', config)}")
     user = subjects.user_of("node-agent", NODE)
     async with Bus.connect(up.nats_url, name=user) as bus, in_background(nodes.follow_ledger()):
         await bus.reply(SlicesRequest, "agent", NODE, nodes.reply_slices)
@@ -73,7 +81,7 @@ async def add_pod(namespace: Namespace, name: str, capacity: Json | None, **spec
         {
             "metadata": {"name": name},
             "spec": {
-                "schedulerName": "leasehold",
+                "schedulerName": OURS,
                 "containers": [container],
                 "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
                 "terminationGracePeriodSeconds": 0,
@@ -89,15 +97,21 @@ async def leases_of(namespace: Namespace) -> list[Lease]:
     return [lease for lease in leases if lease.namespace == namespace.name]
 
 
+async def waiting_of(namespace: Namespace) -> dict[str, WaitingPod]:
+    waiting = await namespace.leasehold.ledger.waiting_pods.load()
+    return {pod.queued.name: pod for pod in waiting if pod.queued.namespace == namespace.name}
+
+
 @pytest.mark.parametrize(
-    ("name", "capacity", "mib"),
+    ("name", "capacity", "mib", "scheduler"),
     [
-        ("whole", None, GPU_MIB),
-        ("part", {"memory": "50Gi", "cores": "60"}, 50 * 1024),
+        ("whole", None, GPU_MIB, OURS),
+        ("part", {"memory": "50Gi", "cores": "60"}, 50 * 1024, OURS),
+        ("another", None, GPU_MIB, ANOTHER),
     ],
 )
 async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
-    claiming: Leasehold, name: str, capacity: Json | None, mib: int
+    claiming: Leasehold, name: str, capacity: Json | None, mib: int, scheduler: str
 ) -> None:
     others = await claiming.add_namespace(f"{name}-others")
     for number in range(GPUS):
@@ -105,11 +119,18 @@ async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
     await others.until_running(GPUS)
     gpu_of = {lease.name: lease.shares[0].device for lease in await leases_of(others)}
     waiting = await claiming.add_namespace(f"{name}-low")
-    await add_pod(waiting, "low", capacity)
+    await add_pod(waiting, "low", capacity, schedulerName=scheduler)
     await waiting.until_waits("low", "cannot allocate all claims")
+    listed = await until(
+        lambda: waiting_of(waiting),
+        lambda pods: any("cannot allocate" in pod.scheduler_reason for pod in pods.values()),
+    )
+    assert [pod.queued.scheduler for pod in listed.values()] == [
+        scheduler if scheduler == ANOTHER else ""
+    ]
     namespace = await claiming.add_namespace(name)
 
-    await add_pod(namespace, "high", capacity, priorityClassName="urgent")
+    await add_pod(namespace, "high", capacity, schedulerName=scheduler, priorityClassName="urgent")
     await namespace.until_running(1)
 
     [lease] = await leases_of(namespace)
@@ -117,5 +138,7 @@ async def test_a_pod_with_a_claim_gets_the_gpu_of_one_that_is_evicted_for_it(
     assert [(share.device, share.memory_mib) for share in lease.shares] == [(gpu_of[evicted], mib)]
     assert await waiting.nodes() == {}
     assert await leases_of(waiting) == []
+    await until(lambda: waiting_of(namespace), lambda pods: not pods)
     for used in (waiting, namespace, others):
         await used.delete_pods()
+    await until(lambda: waiting_of(waiting), lambda pods: not pods)

@@ -71,6 +71,10 @@ UNTRIED_HINT = (
     "A pod keeps its scheduler: where the component was removed, delete the pod, so that its "
     "controller makes one that is admitted anew, which queues by its own age"
 )
+UNTRIED_ELSEWHERE = (
+    "if this lasts, no scheduler of its schedulerName runs, or it allocates no ResourceClaims: "
+    "delete the pod, and create it with another"
+)
 
 
 def shown_refusal(waiting: WaitingPod) -> Refusal:
@@ -86,7 +90,7 @@ def shown_refusal(waiting: WaitingPod) -> Refusal:
     reason = waiting.scheduler_reason or refusal.reason
     return structs.replace(
         refusal,
-        reason=f"kube-scheduler places it, {cause}: {reason}",
+        reason=f"{queued.scheduler or 'kube-scheduler'} places it, {cause}: {reason}",
         hint=_hint(waiting),
         permanent=refusal.permanent and waiting.was_filtered_out,
     )
@@ -102,4 +106,4 @@ def _hint(waiting: WaitingPod) -> str:
         return waiting.refusal.hint
     if waiting.scheduler_reason:
         return f"`kubectl describe pod {queued.name} -n {queued.namespace}` shows its Events"
-    return UNTRIED_HINT
+    return UNTRIED_ELSEWHERE if queued.scheduler else UNTRIED_HINT

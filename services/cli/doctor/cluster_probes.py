@@ -26,7 +26,7 @@ from shared.kubernetes.registrations import (
     ServiceEndpoints,
     ServiceReference,
 )
-from shared.kubernetes.resource_claims import DeviceClass
+from shared.kubernetes.resource_claims import CLASSES_PATH, DeviceClass
 from shared.kubernetes.types import (
     AccessReview,
     ApiNode,
@@ -68,7 +68,6 @@ WORKLOADS = (
     (AGENTS_NAMESPACE, "daemonsets"),
 )
 SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}&limit=1"
-DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 STORAGE = {
@@ -229,7 +228,7 @@ class ClusterProbes:
         )
 
     async def _device_classes(self) -> Sequence[DeviceClass]:
-        return (await self.kubernetes.read(DEVICE_CLASSES, ObjectList[DeviceClass])).items or ()
+        return (await self.kubernetes.read(CLASSES_PATH, ObjectList[DeviceClass])).items or ()
 
     async def _refusal(
         self, url: str, trusted: bytes, *, most: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED

@@ -11,8 +11,8 @@ from shared.dialects.nvidia.dra_parameters import (
     Effects,
     read_parameters,
 )
-from shared.kubernetes.manifest_claims import ManifestClaim, RequestedDevice
-from shared.kubernetes.resource_claims import is_for
+from shared.kubernetes.manifest_claims import ManifestClaim
+from shared.kubernetes.resource_claims import RequestedDevice, is_for
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedDevice
 from shared.model.leases.lease import MIB

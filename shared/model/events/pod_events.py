@@ -65,9 +65,11 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     labels: Labels = field(default_factory=dict)
     """Required anti-affinity of running pods selects by them."""
     by_kube_scheduler: bool = False
-    """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
+    """A kube-scheduler chooses its node: no placer does."""
     handed_over: LongText = ""
     """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
+    scheduler: NameText = ""
+    """Of a pod that waits for ResourceClaims and is not Leasehold's: its `schedulerName`."""
 
     @property
     def follows_wait(self) -> bool:

@@ -269,8 +269,9 @@ def waits_for_budget(pod: PodGated) -> WaitingPod:
 
 def waits_for_kube_scheduler(queued: PodQueued, reason: str, now: float) -> WaitingPod:
     """Return a pod that no extender has refused, and why kube-scheduler has not placed it."""
+    scheduler = queued.scheduler or "kube-scheduler"
     refusal = Refusal(
-        reason="kube-scheduler has not tried it yet", counts=((UNTRIED, 0),), permanent=True
+        reason=f"{scheduler} has not tried it yet", counts=((UNTRIED, 0),), permanent=True
     )
     return WaitingPod(
         queued=queued,

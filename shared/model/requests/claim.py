@@ -21,6 +21,9 @@ REFUSED = "leasehold.dev/Refused"
 """Binding failure condition of the devices: True if the ledger refuses the lease."""
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 
+CLAIMS_FIELD = "spec.resourceClaims"
+"""The field of a pod that names its claims."""
+
 RETRIED_AT = "leasehold.dev/claims-retried-at"
 """Annotation of a pod that waited on its node although its claims had leases. Its change makes the
 kubelet try again."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.planner.cluster_view import MOST_UNSEEN
 from shared.model.events.request_reply import DryRunRequest
 from shared.model.leases.lease import ClaimAllocation
 from shared.model.leases.ledger import (
@@ -291,3 +292,37 @@ async def test_no_pod_is_evicted_for_one_of_several_claims(at: Scene) -> None:
 
     assert dry_run.plan is None
     assert "kube-scheduler allocates its ResourceClaims" in dry_run.reason
+
+
+async def test_many_pods_of_one_namespace_delay_no_plan_for_a_claim_of_another(at: Scene) -> None:
+    pod, uid = await claiming(at)
+    [waits] = await at.ledger.waiting_pods.load([pod])
+    many = [
+        waits_for_kube_scheduler(
+            replace(waits.queued, pod=PodUid(f"p{number}"), namespace=Namespace("a")), "", 0.0
+        )
+        for number in range(MOST_UNSEEN)
+    ]
+
+    demands = await at.binder().planner.view.claim_demands([*many, waits])
+
+    assert [demand.claim.claim for demand in demands.values()] == [uid]
+
+
+async def test_no_pod_is_evicted_for_one_that_another_scheduler_places_with_its_group(
+    at: Scene,
+) -> None:
+    await at.running("old", mib=SIZE)
+    pod, _ = await claiming(at)
+    [waits] = await at.ledger.waiting_pods.load([pod])
+    grouped = replace(waits.queued, scheduler="default-scheduler", handed_over="")
+    await at.ledger.waiting_pods.hand_over(
+        [waits_for_kube_scheduler(grouped, "1 cannot allocate all claims", at.clock.now())]
+    )
+    binder = at.binder()
+
+    await at.steps(binder, 3)
+    dry_run = await binder.dry_run(DryRunRequest(pod=pod))
+
+    assert await at.stages() == []
+    assert "another scheduler places it, and it is of a group" in dry_run.reason

@@ -25,6 +25,7 @@ from shared.model.events.pod_events import (
     BindingFailed,
     NodeChanged,
     NodesListed,
+    PodHandedOver,
     PodQueued,
     PodRejected,
     PodsListed,
@@ -42,9 +43,11 @@ from tests.support.servers.nats import nats_server
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.custom_kinds import older_definition
 from tests.support.waiting import until
+from tools.generate.pages import ROOT
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 OURS = frozenset({"volcano"})
+CLASSES = ROOT / "k8s" / "components" / "dra" / "device-classes.yaml"
 
 
 def pod(name: str, **limits: object) -> dict[str, Any]:
@@ -109,6 +112,33 @@ async def test_a_pod_is_queued_bound_and_terminated() -> None:
         assert "needs volcano.sh/vgpu-number" in rejected.reason
         assert isinstance(gone, PodTerminated)
         assert gone.pod == queued.pod
+
+
+async def test_a_pod_of_another_scheduler_waits_for_our_claim_until_it_is_deleted() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.subscribe([PodHandedOver, PodTerminated], group="test")
+        resource = "/apis/resource.k8s.io/v1"
+        pods = "/api/v1/namespaces/default/pods"
+        for manifest in yaml.safe_load_all(CLASSES.read_text()):
+            await client.post(f"{resource}/deviceclasses", json=manifest)
+        for name, of_class in (("theirs", "gpu.nvidia.com"), ("ours", "whole-gpu.leasehold.dev")):
+            requests = [{"name": "gpu", "exactly": {"deviceClassName": of_class}}]
+            claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
+            await client.post(f"{resource}/namespaces/default/resourceclaims", json=claim)
+            manifest = pod(name)
+            uses = [{"name": "gpu", "resourceClaimName": name}]
+            manifest["spec"] |= {"schedulerName": "default-scheduler", "resourceClaims": uses}
+            assert (await client.post(pods, json=manifest)).status == 201
+
+        (waits,) = await received(inbox, 1)
+        for name in ("theirs", "ours"):
+            await client.delete(f"{pods}/{name}")
+        (gone,) = await received(inbox, 1)
+
+        assert isinstance(waits, PodHandedOver)
+        assert (waits.queued.name, waits.queued.scheduler) == ("ours", "default-scheduler")
+        assert isinstance(gone, PodTerminated)
+        assert gone.pod == waits.queued.pod
 
 
 DIGITS = "9" * 5000

@@ -1,7 +1,7 @@
 """What the watcher reads of ResourceClaims, quotas and lists of pods."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,7 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedDevice, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LEASE_PRESENT, ListedPods, PodsListed, ResyncRequested
 from shared.model.leases.lease_copy import ANNOTATION
-from shared.model.names import Namespace
+from shared.model.names import Namespace, PodUid
 from shared.model.requests.claim import LEASED, REFUSED
 from shared.nats.wire import encode
 from tests.support.binder.world import allocated, on
@@ -386,7 +386,9 @@ class FlakyLister(ManagedPodLister):
         self.failures = failures
         self.attempts = 0
 
-    async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
+    async def chunks(
+        self, request_ids: tuple[str, ...] = (), claiming: Container[PodUid] = ()
+    ) -> AsyncIterator[PodsListed]:
         self.attempts += 1
         if self.attempts <= self.failures:
             raise UnavailableError("the API server is away")
@@ -396,9 +398,8 @@ class FlakyLister(ManagedPodLister):
 
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     lister = FlakyLister(failures=3)
-    sources = dict.fromkeys(
-        ("pod", "node", "group", "namespace", "quota", "claim", "storage"), cast("Any", None)
-    )
+    names = ("pod", "node", "group", "namespace", "quota", "claim", "class", "storage")
+    sources = dict.fromkeys(names, cast("Any", None))
     watcher = Watcher(
         lister=lister,
         clock=Clock(),
@@ -445,6 +446,21 @@ async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_repo
     server.refuses = False
     assert len([chunk async for chunk in lister.chunks(("r",))]) == 1
     assert not claims.unreadable
+
+
+async def test_pods_of_other_schedulers_that_wait_for_our_claims_are_listed_as_unbound() -> None:
+    api = OnePage([])
+    pods = [_pod(number, "x") for number in range(3)]
+    for pod in pods:
+        pod["spec"] = {"schedulerName": "default-scheduler"}
+    pods[1]["spec"]["nodeName"] = "n"
+    api.items = tuple(msgspec.Raw(msgspec.json.encode(pod)) for pod in pods)
+    kube = cast("KubernetesClient", api)
+    lister = ManagedPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
+
+    [chunk] = [chunk async for chunk in lister.chunks((), {PodUid("u0"), PodUid("u1")})]
+
+    assert chunk.pods == ListedPods(unbound=(PodUid("u0"),))
 
 
 async def test_a_list_needs_no_field_of_a_pod_but_its_names_and_its_node() -> None:

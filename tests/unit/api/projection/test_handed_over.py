@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.api.projection.handed_over import UNTRIED_HINT, shown_refusal
+from services.api.projection.handed_over import UNTRIED_ELSEWHERE, UNTRIED_HINT, shown_refusal
 from shared.model.leases.ledger import WaitingPod, waits_for_kube_scheduler
 from shared.model.requests.placement import Refusal
 from tests.support.api.board import projected, seen, waiting
@@ -66,6 +66,20 @@ def test_each_reason_of_kube_scheduler_is_shown_with_what_to_try(reason: str, hi
     assert shown.reason == f"kube-scheduler places it, for {FIELD}: {said}"
     assert hint in shown.hint
     assert not shown.permanent
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [("", UNTRIED_ELSEWHERE), ("3 cannot allocate all claims.", "wait until pods have ended.")],
+)
+def test_a_pod_of_another_scheduler_is_shown_with_its_name(reason: str, hint: str) -> None:
+    queued = replace(QUEUED, scheduler="default-scheduler", handed_over="spec.resourceClaims")
+
+    shown = shown_refusal(waits_for_kube_scheduler(queued, reason, 5.0))
+
+    said = reason or "default-scheduler has not tried it yet"
+    assert shown.reason == f"default-scheduler places it, for spec.resourceClaims: {said}"
+    assert shown.hint.startswith(hint)
 
 
 def test_without_a_field_of_its_own_its_scheduler_name_is_the_cause() -> None:

@@ -1,0 +1,157 @@
+"""Pods of other schedulers that wait for ResourceClaims of our DeviceClasses; pure.
+
+A pod counts while one of its claims is for our devices. Kept are the pods that have claims and no
+node, and the claims that may decide: those without an allocation, and those with one of ours.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import nsmallest
+from itertools import islice
+from typing import NamedTuple
+
+from services.watcher.pod_tracker import is_in_shard, terminated_event
+from shared.kubernetes.resource_claims import ApiResourceClaim
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.pod_events import PodHandedOver, PodTerminated
+from shared.model.names import Namespace, PodUid
+from shared.model.requests.request import PodRequest
+from shared.pods.observed_pod import ObservedPod, queued_elsewhere
+
+MOST_OF_NAMESPACE = 500
+"""Pods of a namespace that are published at a time: those of the highest priority, then the
+oldest. The others follow as these get nodes or end."""
+MOST_CLASSES = 8
+"""DeviceClasses of a claim that are looked at."""
+
+ClaimingEvent = PodHandedOver | PodTerminated
+
+
+class ClaimUpdate(NamedTuple):
+    claim: PodUid
+    namespace: Namespace
+    name: str
+    allocation: AllocatedClaim | None
+    """Of our devices; None if there is none, or if the claim was deleted."""
+    classes: frozenset[str] = frozenset()
+    """The DeviceClasses that it requests; none of one that was allocated or deleted."""
+
+
+class _Claim(NamedTuple):
+    claim: PodUid
+    classes: frozenset[str]
+    has_ours: bool
+    """It has an allocation of our devices."""
+
+
+def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
+    """Return the DeviceClasses of a claim without an allocation."""
+    if claim.status.allocation is not None:
+        return frozenset()
+    classes = (device.device_class_name for _, device in claim.spec.devices)
+    return frozenset(islice(classes, MOST_CLASSES))
+
+
+class ClaimingPods:
+    def __init__(self) -> None:
+        self.changed: set[Namespace] = set()
+        """Namespaces of which `update` may return events."""
+        self.published: dict[PodUid, ObservedPod] = {}
+        """The pods that count, as they were published last."""
+        self._waiting: dict[Namespace, dict[PodUid, ObservedPod]] = {}
+        self._by_namespace: dict[Namespace, set[PodUid]] = {}
+        """The published pods."""
+        self._ended: dict[PodUid, ObservedPod] = {}
+        """Published pods that were deleted, or have ended, and are not published as such yet."""
+        self._claims: dict[Namespace, dict[str, _Claim]] = {}
+        self._classes: set[str] = set()
+
+    def observe(self, batch: Iterable[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
+        """Note pods as they are and as they were; those without claims cost two comparisons."""
+        for now, before in batch:
+            if now is not None and now.awaited is not None:
+                self._waiting.setdefault(now.namespace, {})[now.pod] = now
+                self._ended.pop(now.pod, None)
+                self.changed.add(now.namespace)
+            elif before is not None and before.awaited is not None:
+                self._remove(before)
+                if before.pod in self.published and (now is None or now.has_ended):
+                    self._ended[before.pod] = now or before
+
+    def update_claims(self, updates: Iterable[ClaimUpdate]) -> None:
+        for update in updates:
+            claims = self._claims.setdefault(update.namespace, {})
+            before = claims.get(update.name)
+            has_ours = update.allocation is not None
+            if update.classes or has_ours:
+                claims[update.name] = _Claim(update.claim, update.classes, has_ours)
+            elif before is not None and before.claim == update.claim:
+                del claims[update.name]
+            if update.namespace in self._waiting and claims.get(update.name) != before:
+                self.changed.add(update.namespace)
+            if not claims:
+                del self._claims[update.namespace]
+
+    def update_classes(self, changes: Mapping[str, bool]) -> None:
+        """Note which DeviceClasses are for our devices, of those that changed."""
+        before = frozenset(self._classes)
+        self._classes.update(name for name, is_ours in changes.items() if is_ours)
+        self._classes.difference_update(name for name, is_ours in changes.items() if not is_ours)
+        if self._classes != before:
+            self.changed.update(self._waiting)
+
+    def update(self) -> list[ClaimingEvent]:
+        """Return the events of pods that wait now, wait for another reason, or wait no longer."""
+        namespaces = self.changed
+        self.changed = set()
+        return [event for name in namespaces for event in self._update(name)]
+
+    def resync(self) -> list[ClaimingEvent]:
+        return [_event_of(pod) for pod in self.published.values()]
+
+    def resync_shard(self, shard: int) -> list[ClaimingEvent]:
+        return [_event_of(pod) for pod in self.published.values() if is_in_shard(pod, shard)]
+
+    def _update(self, namespace: Namespace) -> Iterator[ClaimingEvent]:
+        waiting = {pod.pod: pod for pod in self._first(namespace)}
+        for uid in sorted(self._by_namespace.pop(namespace, set()) - waiting.keys()):
+            last = self.published.pop(uid)
+            ended = self._ended.pop(uid, None)
+            yield terminated_event(ended) if ended else _event_of(last, waits=False)
+        for uid, pod in waiting.items():
+            before = self.published.get(uid)
+            if before is None or _shown(before) != _shown(pod):
+                self.published[uid] = pod
+                yield _event_of(pod)
+        if waiting:
+            self._by_namespace[namespace] = set(waiting)
+
+    def _first(self, namespace: Namespace) -> list[ObservedPod]:
+        pods = self._waiting.get(namespace, {}).values()
+        ours = {
+            name
+            for name, claim in self._claims.get(namespace, {}).items()
+            if claim.has_ours or not self._classes.isdisjoint(claim.classes)
+        }
+        counting = [pod for pod in pods if pod.awaited and not ours.isdisjoint(pod.awaited.names)]
+        return nsmallest(MOST_OF_NAMESPACE, counting, key=_place)
+
+    def _remove(self, pod: ObservedPod) -> None:
+        pods = self._waiting.get(pod.namespace, {})
+        pods.pop(pod.pod, None)
+        if not pods:
+            self._waiting.pop(pod.namespace, None)
+        if pod.pod in self.published:
+            self.changed.add(pod.namespace)
+
+
+def _event_of(pod: ObservedPod, *, waits: bool = True) -> PodHandedOver:
+    return PodHandedOver(queued=queued_elsewhere(pod), reason=pod.reason, bound=not waits)
+
+
+def _place(pod: ObservedPod) -> tuple[int, float, PodUid]:
+    return -pod.priority, pod.created_at, pod.pod
+
+
+def _shown(pod: ObservedPod) -> tuple[PodRequest | None, str]:
+    """Return what of a pod is published again when it changes."""
+    return pod.request, pod.reason
