@@ -197,7 +197,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     """
     eventually = _without_rules(request)
     for node in nodes:
-        if fits(eventually, _idle(node, index)):
+        if fits(eventually, idle(node, index)):
             first = nodes[0]
             changed = changed_to_fit(request, first)
             if changed is None or is_tiny(changed, request, first):
@@ -209,7 +209,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     best: Advice | None = None
     absent = _absent(request, index)
     for node in nodes:
-        changed = changed_to_fit(eventually, _idle(node, index), absent)
+        changed = changed_to_fit(eventually, idle(node, index), absent)
         changes = changes_between(eventually, changed) if changed else ()
         if changed is None or (best is not None and len(changes) > len(best.changes)):
             continue
@@ -334,12 +334,12 @@ def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
     )
     possible: NodeSet = 0
     for example, alike in kinds:
-        if choose_devices(request, _idle(example, index, healthy=True)) is not None:
+        if choose_devices(request, idle(example, index, healthy=True)) is not None:
             possible |= alike
     return possible
 
 
-def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
+def idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
     key = node, index.mirror.inventory_changes.end, healthy
     copy = index.idle_copies.get(key)
     return copy or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)

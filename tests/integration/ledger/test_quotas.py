@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.budgets.budget import Budget
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
 from shared.model.budgets.weights import weigh
 from shared.model.leases.lease import ClaimAllocation, Lease, Share
@@ -28,7 +29,6 @@ from shared.placing.refusal import quota_refusals
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
-    charge_of,
     device,
     facts,
     ledger,
@@ -71,7 +71,7 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
         for account in page
         for known, _ in account.node.devices
     }
-    ours = {lease.pod: charge_of(lease, sizes) for lease in found if lease.namespace == TEAM}
+    ours = {lease.pod: charge_of(lease.shares, sizes) for lease in found if lease.namespace == TEAM}
     assert {pod: rows[""] for pod, (_, rows) in accounts.charges.items()} == ours
     assert accounts.used.get(TEAM, {}).get("", QuotaUsage()) == total_of(ours.values())
     return accounts.used.get(TEAM, {}).get(model, QuotaUsage())
@@ -475,4 +475,4 @@ def test_a_share_counts_for_a_quota_as_it_does_for_a_budget() -> None:
         given = tuple(share("a", gpu, mib, cores) for gpu in range(chance.choice([1, 1, 2])))
         lease = Lease(pod=PodUid("p"), namespace=TEAM, name="p", node=NodeName("a"), shares=given)
         weight = weigh(lease, Budget(namespace=TEAM), {}).milli_gpu
-        assert 0 <= charge_of(lease, sizes).milli_gpu - weight < len(given)
+        assert 0 <= charge_of(lease.shares, sizes).milli_gpu - weight < len(given)

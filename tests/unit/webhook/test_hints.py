@@ -16,37 +16,20 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.pods.manifest_patches import json_patch
 from shared.pods.pod_view import PodView
-from tests.support.webhook.hints import Pod, added_names, domains, follow
+from tests.support.webhook.hints import (
+    KOORDINATOR,
+    NVIDIA,
+    RIGHT,
+    TENCENT,
+    VGPU,
+    Limits,
+    Pod,
+    added_names,
+    domains,
+    follow,
+)
 from tests.support.webhook.reviews import container, decided, env, pod, reviewed
 
-Limits = dict[str, str]
-NVIDIA = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
-VGPU = {
-    "volcano.sh/vgpu-number": "1",
-    "volcano.sh/vgpu-memory": "3000",
-    "volcano.sh/vgpu-cores": "30",
-}
-KOORDINATOR = {
-    "koordinator.sh/gpu.shared": "1",
-    "koordinator.sh/gpu-core": "50",
-    "koordinator.sh/gpu-memory": "3000Mi",
-}
-TENCENT = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "12"}
-RIGHT: tuple[Limits, ...] = (
-    NVIDIA,
-    {"nvidia.com/gpu": "2"},
-    {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "20"},
-    VGPU,
-    {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "20"},
-    {"volcano.sh/gpu-memory": "3000"},
-    {"volcano.sh/gpu-number": "1"},
-    KOORDINATOR,
-    {"koordinator.sh/gpu": "50"},
-    {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"},
-    TENCENT,
-    {"tencent.com/vcuda-core": "100"},
-)
-"""What pods request without a mistake, in the words of every system."""
 WORDS = {
     "gpu": ("GPU", "gpus", "gpu-count", "num-gpus"),
     "gpumem": ("gpuMem", "gpu-mem", "gpu-memory", "gpumemory", "gpu_mem"),
