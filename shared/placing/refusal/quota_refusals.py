@@ -13,6 +13,7 @@ from shared.model.names import Namespace
 from shared.model.quantity import duration_text
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, NodeTerm, PodRequest
+from shared.placing.advice import QuotaChanges
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.refusal.quota_changes import Allowance, changes_elsewhere, changes_within
 
@@ -217,18 +218,23 @@ def quota_hint(
     administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
     places = tuple(excess for excess in excesses if excess.measure in {"pool", "model"})
     amounts = tuple(excess for excess in excesses if excess not in places)
-    if other_refusal is not None:
-        if pod is not None and any(excess.names_places for excess in excesses):
-            elsewhere = changes_elsewhere(pod.request, excesses, pod.index)
-            if elsewhere.changes:
-                text = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
-                return Hint(f"waiting does not help: {text}; or {administrator}", elsewhere.changes)
-        if not other_refusal.permanent:
-            text = f"wait until pods have ended where the quota allows the pod, or {administrator}"
-            return Hint(text)
-    if not amounts or (other_refusal is not None and places):
+    if other_refusal is None and amounts:
+        return _hint_about_amounts(namespace, amounts, places, administrator, pod)
+    elsewhere = QuotaChanges()
+    if pod is not None and any(excess.names_places for excess in excesses):
+        elsewhere = changes_elsewhere(pod.request, excesses, pod.index)
+    if other_refusal is not None and not other_refusal.permanent and not elsewhere.changes:
+        return Hint(
+            f"wait until pods have ended where the quota allows the pod, or {administrator}"
+        )
+    if amounts and not places:
+        hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
+        if hint.changes or not elsewhere.changes:
+            return hint
+    if not elsewhere.changes:
         return Hint(f"waiting does not help: {administrator}")
-    return _hint_about_amounts(namespace, amounts, places, administrator, pod)
+    there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
+    return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
 
 
 def _hint_about_amounts(

@@ -41,6 +41,7 @@ from tests.support.placer.ledger import (
     share,
     uuid,
 )
+from tests.support.placer.quotas import Team
 from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")
@@ -235,7 +236,13 @@ async def test_whoever_does_what_the_hint_says_is_within_the_quota(
     limits, others, wanted = any_case(random.Random(seed))  # noqa: S311
     await reserve(leases, *(each.reserved(f"o{n}", n) for n, each in enumerate(others)))
     await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
+    used = (await leases.quotas.totals()).used.get(TEAM, {})
     refused = await outcome(leases, wanted.reserved("wanted"))
+    [candidate] = wanted.reserved("wanted").candidates
+    counted = Team(Quota(namespace=TEAM, limits=limits), used).excesses(
+        candidate.shares, facts("a")
+    )
+    assert counted == (refused.quotas if isinstance(refused, NoCapacity) else ())
     if not isinstance(refused, NoCapacity):
         return
 

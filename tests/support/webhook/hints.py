@@ -4,11 +4,13 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import jsonpatch
 import msgspec
 
+from services.watcher.pod_groups import PodGroupIndex
 from services.webhook.pod_admission import DeviceMaximum
 from shared.dialects.dialect import Rules
 from shared.dialects.kai.elsewhere import as_resources
@@ -20,6 +22,7 @@ from shared.model.change import Hint, words
 from shared.model.devices.device import DeviceMode
 from shared.model.devices.node import Taint
 from shared.model.errors import RequestError
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import Namespace
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
@@ -36,6 +39,7 @@ from tests.support.build import (
     ledger_node,
     mig_layout,
     pod_queued,
+    use,
 )
 from tests.support.placer.placing import index_of
 from tests.support.placer.quotas import Team
@@ -83,7 +87,23 @@ MOST_HINTS = 6
 """A pod with as many mistakes as a person makes at once runs before."""
 
 
+@cache
 def cluster(*taints: Taint) -> NodeIndex:
+    """Return nodes on which nothing runs; no test reserves anything there."""
+    return index_of(*nodes(*taints))
+
+
+def occupied(*names: str) -> NodeIndex:
+    """Return the same nodes, some of them without free memory."""
+    return index_of(*(full(node) if node.facts.name in names else node for node in nodes()))
+
+
+def full(node: LedgerNode) -> LedgerNode:
+    held = ((device, use(device.memory_mib)) for device, _ in node.devices)
+    return replace(node, devices=tuple(held))
+
+
+def nodes(*taints: Taint) -> list[LedgerNode]:
     layouts = (
         mig_layout("small", ("1g.5gb", 4864, 7)),
         mig_layout("mixed", ("3g.20gb", 19968, 2)),
@@ -96,14 +116,13 @@ def cluster(*taints: Taint) -> NodeIndex:
     plenty = PLENTY | {"tencent.com/vcuda-memory": 4 * T4_MIB // 256}
     gpus = devices(4, "a", model="Tesla T4", memory_mib=T4_MIB)
     whole = device("GPU-c-0", 0, model="NVIDIA A100-SXM4-40GB", memory_mib=40960)
-    nodes = [
+    return [
         ledger_node(
             name, *held, served=SERVED, allocatable=plenty,
             labels=LABELS | {"kubernetes.io/hostname": name}, taints=taints,
         )
         for name, held in (("a", gpus), ("b", (a100,)), ("c", (whole,)))
     ]  # fmt: skip
-    return index_of(*nodes)
 
 
 @dataclass(frozen=True)
@@ -243,9 +262,10 @@ def _request(pod: Pod) -> PodRequest:
     written = copy.deepcopy(pod)
     written["metadata"] = pod["metadata"] | meta
     observed = PodParser(SCHEDULERS, Rules()).parse(msgspec.convert(written, ApiPod))
-    assert observed.request is not None, observed.request_error
-    assert observed.request.containers, "the pod would run without a GPU"
-    return observed.request
+    in_gang = PodGroupIndex().with_gang(observed) or observed
+    assert in_gang.request is not None, in_gang.request_error
+    assert in_gang.request.containers, "the pod would run without a GPU"
+    return in_gang.request
 
 
 def domains(texts: Mapping[str, object]) -> set[str]:
