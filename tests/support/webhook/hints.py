@@ -98,6 +98,11 @@ def occupied(*names: str) -> NodeIndex:
     return index_of(*(full(node) if node.facts.name in names else node for node in nodes()))
 
 
+def serving(*names: str) -> NodeIndex:
+    """Return the same nodes, whose agents serve only some resources."""
+    return index_of(*(replace(node, served=names) for node in nodes()))
+
+
 def full(node: LedgerNode) -> LedgerNode:
     held = ((device, use(device.memory_mib)) for device, _ in node.devices)
     return replace(node, devices=tuple(held))
