@@ -36,7 +36,7 @@ from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
 from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.placement import placement_of
-from shared.placing.refusal.quota_refusals import narrowed, over_quota
+from shared.placing.refusal.quota_refusals import PodOnNodes, narrowed, over_quota
 from shared.placing.refusal.refusals import explain
 from shared.runtime import telemetry
 from shared.runtime.ledger_mirror import LedgerMirror
@@ -329,9 +329,8 @@ class Extender:
         self, pod: CachedPod, offered: Sequence[NodeName]
     ) -> tuple[ExtenderFilterResult, Refusal | None]:
         request = self._allowed(pod)
-        namespace = pod.queued.namespace
         if request is None:
-            refusal = over_quota(namespace, pod.excesses, None)
+            refusal = self._over_quota(pod)
             return refused_everywhere(offered, refusal.reason), refusal
         if pod.node is not None and self.clock.ticks() < pod.node_until:
             text = f"the pod is being bound to node {pod.node}"
@@ -350,7 +349,7 @@ class Extender:
             return verdict, None
         refusal = self.nodes.refusal(request, verdict)
         if pod.excesses:
-            refusal = over_quota(namespace, pod.excesses, refusal)
+            refusal = self._over_quota(pod, refusal)
         return verdict, refusal
 
     def _allowed(self, pod: CachedPod) -> PodRequest | None:
@@ -358,6 +357,10 @@ class Extender:
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)
+
+    def _over_quota(self, pod: CachedPod, other_refusal: Refusal | None = None) -> Refusal:
+        tried = PodOnNodes(pod.queued.request, self.index)
+        return over_quota(pod.queued.namespace, pod.excesses, other_refusal, tried)
 
     def _learns(self, pod: CachedPod) -> bool:
         first = pod.published is None
@@ -447,7 +450,7 @@ class Extender:
             pod.node_until = self.clock.ticks() + ELSEWHERE_S
         if not reply.quotas:
             return reply.reason
-        refusal = over_quota(pod.queued.namespace, pod.excesses, None)
+        refusal = self._over_quota(pod)
         if narrowed(pod.queued.request, pod.excesses) is None:
             self._publish_refusal(pod, refusal)
         return refusal.reason

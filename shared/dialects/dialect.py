@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from shared.dialects.advertised import Advertisement, NodeSoftware
+from shared.model.change import Hint
 from shared.model.denial import Denial
 from shared.model.devices.device import Device
 from shared.model.leases.lease import MIB, Lease, Share
@@ -209,7 +210,7 @@ class Dialect:
     annotated_amounts: Callable[[PodManifest], dict[str, dict[str, int | None]]] = lambda _: {}
     """Returns what admission adds to the amounts of containers, by name, if a pod requests GPUs by
     annotations. Raises RequestError if it does so wrongly."""
-    warnings: Callable[[PodManifest], Iterable[str]] = lambda _: ()
+    warnings: Callable[[PodManifest], Iterable[Hint]] = lambda _: ()
     """Returns what admission warns of in a pod that requests GPUs in this dialect."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
     """Returns what admission adds to a pod, as the vendor's webhook does."""

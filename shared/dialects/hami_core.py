@@ -1,7 +1,7 @@
 """The variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_gpus, check_not_bytes, check_range
+from shared.model.change import Hint, limit
 from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.leases.lease import MIB, Lease, Share
@@ -234,6 +235,17 @@ class ShareResources:
             self.cores: container.cores_percent,
         }
         return {name: amount for name, amount in amounts.items() if amount}
+
+    def one_memory(self, pod: PodManifest, counted: str, unused: str) -> Iterator[Hint]:
+        """Yield the amount of memory that has no effect, as `counted` is beside it."""
+        for container in pod.containers:
+            amounts = container.amounts
+            if amounts.get(counted) and amounts.get(unused):
+                yield Hint(
+                    f"container {container.name}: {unused}: {amounts[unused]} has no effect beside "
+                    f"{counted}: {amounts[counted]}: remove {unused}",
+                    (limit(container.name, unused),),
+                )
 
     def of_node(self, devices: Iterable[Device]) -> dict[str, int]:
         healthy = [device for device in devices if device.healthy]

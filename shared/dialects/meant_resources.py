@@ -70,6 +70,7 @@ FAMILIES: tuple[tuple[str, Mapping[Measure, str]], ...] = (
 MEASURED: Mapping[str, Measure] = {
     **{name: measure for _, resources in FAMILIES for measure, name in resources.items()},
     koordinator.PREFIX + koordinator.SHARED: Measure.GPUS,
+    nvidia.REPLICA: Measure.GPUS,
 }
 _MEMORY = (Measure.MEMORY, Measure.MEMORY_PERCENT)
 _UNIT_MIB = {

@@ -205,7 +205,7 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
     if not dialect:
         return
     own = DIALECTS[dialect]
-    yield from map(Hint, own.warnings(pod))
+    yield from own.warnings(pod)
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
         text = f"{key} has no effect beside the resource names of {dialect}"

@@ -32,6 +32,8 @@ _SUFFIXES: Mapping[str, Fraction] = {
     },
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
+HUGE_PAGES = "hugepages-"
+"""Prefix of the resources of a node's huge pages, by their size."""
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
@@ -153,7 +155,7 @@ def amount_text(name: str, amount: int) -> str:
     """Format an amount of `parse_resources` for people: 1500m, 64, 251.4Gi."""
     if name == "cpu":
         return f"{amount}m" if amount % 1000 else str(amount // 1000)
-    if name not in _BYTES and not name.startswith("hugepages-"):
+    if name not in _BYTES and not name.startswith(HUGE_PAGES):
         return str(amount)
     for power, suffix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
         if amount >= 1024**power:

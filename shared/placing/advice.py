@@ -82,6 +82,16 @@ class Advice:
         return f"waiting {alone}does not help: {changed}, {room}"
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaChanges:
+    """What lets a pod run within its namespace's quota."""
+
+    changes: tuple[Change, ...] = ()
+    node: str = ""
+    """One that the quota allows and that fits the changed pod once it is empty; empty: none does,
+    or the changes are not about the node."""
+
+
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
     dialect = DIALECTS.get(before.dialect)
     changes = list[Change]()

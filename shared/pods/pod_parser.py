@@ -39,7 +39,7 @@ from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
-from shared.model.quantity import check_amount, parse_resources, peak
+from shared.model.quantity import HUGE_PAGES, check_amount, parse_resources, peak
 from shared.model.requests.host_ports import HostPorts, host_ports
 from shared.model.requests.pod_rules import SELECTED_PREFIX, selected_in_use
 from shared.model.requests.request import (
@@ -81,8 +81,7 @@ https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resour
 MOST_NAMED = 8
 """Fields of a pod that are named as the reason why kube-scheduler places it."""
 POD_LEVEL = frozenset({"cpu", "memory"})
-HUGE_PAGES = "hugepages-"
-"""Resources that a pod may request as a whole, and the prefix of others.
+"""Resources that a pod may request as a whole, beside huge pages.
 https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
 """
 

@@ -26,6 +26,7 @@ from shared.dialects.reserved import (
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
     NAMES,
+    NO_DEVICE_VALUES,
     NOTHING_VISIBLE,
     PREFIXES,
     VISIBLE,
@@ -33,6 +34,8 @@ from shared.dialects.reserved import (
     may_set_reserved,
     sets_reserved,
 )
+from shared.dialects.strict_values import shown
+from shared.dialects.vocabulary import request_one
 from shared.model.bounds import LONGEST_FIELD, cut
 from shared.model.change import Change, Hint, Place, field_removed, words
 from shared.model.requests.request import PodRequest
@@ -129,6 +132,26 @@ def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[H
             (Change(Place.ANNOTATION, key),),
         )
     yield from device_mounts(containers)
+
+
+def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hint]:
+    """Yield what to do about devices that a container without GPUs names, as it sees none.
+
+    `beside_gpus`: other containers of the pod request GPUs.
+    """
+    value = container.variables.get(VISIBLE, "")
+    if value in NO_DEVICE_VALUES or container.requests_gpu:
+        return
+    fault = (
+        f"container {container.name}: {VISIBLE} is {shown(value)} and shows it no GPU, as it "
+        f"requests none: remove it"
+    )
+    removed = field_removed(f"env[{VISIBLE}]", container.name)
+    if beside_gpus or container.ephemeral:
+        yield Hint(fault, (removed,))
+        return
+    one = request_one(container.zeros, container.name)
+    yield Hint(f"{fault}, and if the container needs a GPU, {one.text}", (removed, *one.changes))
 
 
 def device_mounts(containers: Iterable[PodContainer]) -> Iterator[Hint]:

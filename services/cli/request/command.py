@@ -66,6 +66,7 @@ from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.pod_parser import admitted, parse_manifest
+from shared.pods.pod_policy import hidden_devices
 from shared.pods.pod_view import PodView, view_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 
@@ -250,7 +251,8 @@ def report_of(
     if not containers:
         view = view_of(written.pod)
         unknown = tuple(_unknown_resources(view))
-        words = chain(unread, unknown, find_misplaced(view), find_unread(view, ""))
+        unused = chain(find_misplaced(view), find_unread(view, ""), _hidden_devices(view))
+        words = chain(unread, unknown, unused)
         changes = dict.fromkeys(change for word in words for change in word.changes)
         fault = "; ".join(hint.text for hint in (*unread, *unknown))
         patch = json_patch(written.template, changes)
@@ -283,7 +285,15 @@ def _unknown_resources(pod: PodView) -> Iterator[Hint]:
             yield Hint(text, instead.changes if instead else ())
 
 
+def _hidden_devices(pod: PodView) -> Iterator[Hint]:
+    beside_gpus = any(container.requests_gpu for container in pod.containers)
+    for container in pod.containers:
+        if not container.has_claims:
+            yield from hidden_devices(container, beside_gpus=beside_gpus)
+
+
 def _warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
+    yield from (hint.text for hint in _hidden_devices(pod))
     yield from (word.text for word in find_misplaced(pod))
     yield from (word.text for word in find_unread(pod, request.dialect))
     for name in unknown_gpus(request.resources) if request.containers else ():

@@ -95,7 +95,9 @@ class DecisionContext:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.restricted
         result = self.quotas.place_within(
-            event, lambda request: self._place(_with_within(restricted(event, request), within))
+            event,
+            lambda request: self._place(_with_within(restricted(event, request), within)),
+            self.index,
         )
         if not isinstance(result, Refusal):
             request = event.request

@@ -9,6 +9,7 @@ from shared.dialects.reserved import EXEMPT
 from shared.model.change import Hint
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
+from shared.model.leases.ledger import budget_hint
 from shared.model.names import BUDGET_GATE
 from shared.pods.manifest_patches import PatchOperation
 from shared.pods.run_term import deadline_s, expected_run_s
@@ -37,14 +38,14 @@ def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
     if budget is None:
         return None
     state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"
-    command = f"`leasehold budget {budget.namespace}` shows why, and until when"
+    hint = budget_hint(budget.namespace)
     if budget.new_pods == "deny":
-        return Denial(FORBIDDEN, f"{state} and denies new GPU pods; {command}")
+        return Denial(FORBIDDEN, f"{state} and denies new GPU pods; {hint}")
     if budget.new_pods == "queue":
         return Changes(
             patches=tuple(add_gate(admission.pod, BUDGET_GATE)),
             warnings=(
-                Hint(f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; {command}"),
+                Hint(f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; {hint}"),
             ),
         )
     return None

@@ -1,6 +1,7 @@
 """Stages that keep pods from devices that they do not lease; pure."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from services.webhook.patches import add_variable
 from services.webhook.pod_admission import Changes, PodAdmission, denial_of
@@ -15,8 +16,13 @@ from shared.dialects.reserved import (
 )
 from shared.model.change import Hint
 from shared.model.denial import Denial
-from shared.pods.manifest_patches import PatchOperation
-from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
+from shared.pods.pod_policy import (
+    Check,
+    PolicySubject,
+    device_names,
+    hidden_devices,
+    violations,
+)
 from shared.pods.pod_view import PodContainer
 
 SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
@@ -74,11 +80,19 @@ def deny_changed_images(admission: PodAdmission) -> Denial | None:
 
 
 def hide_devices(admission: PodAdmission) -> Changes | None:
-    patches = tuple(_variables(admission))
-    return Changes(patches=patches) if patches else None
+    """Hide all devices from containers without GPUs, with a warning for those that name some."""
+    hidden = tuple(_with_hidden_devices(admission))
+    if not hidden:
+        return None
+    in_gpu_pod = bool(admission.gpu_containers_of_pod)
+    warnings = (hidden_devices(container, beside_gpus=in_gpu_pod) for container in hidden)
+    return Changes(
+        patches=tuple(add_variable(container, VISIBLE, NOTHING_VISIBLE) for container in hidden),
+        warnings=tuple(chain.from_iterable(warnings)),
+    )
 
 
-def _variables(admission: PodAdmission) -> Iterator[PatchOperation]:
+def _with_hidden_devices(admission: PodAdmission) -> Iterator[PodContainer]:
     in_gpu_pod = bool(admission.gpu_containers_of_pod)
     runtime_adds_devices = RUNTIME_CLASSES in (admission.pod.spec.runtime_class_name or "")
     for container in admission.containers:
@@ -87,7 +101,7 @@ def _variables(admission: PodAdmission) -> Iterator[PatchOperation]:
         ):
             value = container.variables.get(VISIBLE)
             if value not in NO_DEVICE_VALUES or VISIBLE in container.value_from:
-                yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
+                yield container
 
 
 def _gets_devices(container: PodContainer, admission: PodAdmission) -> bool:

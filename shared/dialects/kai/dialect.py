@@ -15,6 +15,7 @@ from shared.dialects.kai import words
 from shared.dialects.kai.words import Wish, parse_wish, requests_gpus
 from shared.dialects.volcano import gpushare
 from shared.model.bounds import BILLION
+from shared.model.change import Hint
 from shared.model.devices.device import Device
 from shared.model.devices.enforcers import NO_DEMAND, HeldBy
 from shared.model.errors import RequestError
@@ -145,7 +146,11 @@ def annotated_amounts(pod: PodManifest) -> dict[str, dict[str, int | None]]:
     return {wish.container: {TRIGGER: wish.gpus}}
 
 
-def warnings(pod: PodManifest) -> Iterable[str]:
+def warnings(pod: PodManifest) -> Iterable[Hint]:
+    yield from map(Hint, _warnings(pod))
+
+
+def _warnings(pod: PodManifest) -> Iterable[str]:
     wish = parse_wish(pod)
     for key in sorted(pod.annotations):
         if key in UNUSED or (key.startswith(UNKNOWN) and key not in words.ANNOTATIONS):

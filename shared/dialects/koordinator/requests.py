@@ -30,7 +30,7 @@ from shared.dialects.strict_values import (
     check_range,
     parse_object,
 )
-from shared.model.change import limit
+from shared.model.change import Change, limit, words
 from shared.model.devices.node import LABEL_OPERATORS
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB
@@ -223,12 +223,8 @@ def _check_names(container: str, amounts: Mapping[str, int]) -> None:
         return
     named = _listed(amounts)
     if GPU in amounts:
-        others = sorted(amounts.keys() - {GPU})
-        if frozenset(others) in VALID_COMBINATIONS:
-            others = [GPU]
-        rule = f"{PREFIX}{GPU} stands for core and memory, and must be alone: remove "
-        rule += " and ".join(f"{PREFIX}{name}" for name in others)
-        changes = [limit(container, PREFIX + name) for name in others]
+        changes = _without_shorthand(container, amounts)
+        rule = f"{PREFIX}{GPU} stands for core and memory, and must be alone: {words(changes)}"
     elif MEMORY in amounts and RATIO in amounts:
         rule = f"memory is requested in bytes or as a ratio, so remove {PREFIX}{MEMORY} or "
         rule += f"{PREFIX}{RATIO}"
@@ -238,6 +234,19 @@ def _check_names(container: str, amounts: Mapping[str, int]) -> None:
         rule = f"memory is missing, so add {PREFIX}{RATIO}, such as {ratio}, or {PREFIX}{MEMORY}"
         changes = [limit(container, PREFIX + RATIO, ratio)]
     raise RequestError(f"container {container}: {named}: {rule}", *changes)
+
+
+def _without_shorthand(container: str, amounts: Mapping[str, int]) -> list[Change]:
+    """Return the changes that leave a container what it requests beside the shorthand.
+
+    The shorthand still stands for the part, core or memory, that is not among that.
+    """
+    others = amounts.keys() - {GPU}
+    if not others & {CORE, MEMORY, RATIO}:
+        return [limit(container, PREFIX + name) for name in sorted(others)]
+    missing = [CORE] * (CORE not in others) + [RATIO] * others.isdisjoint({MEMORY, RATIO})
+    kept = [limit(container, PREFIX + name, amounts[GPU]) for name in missing]
+    return [*kept, limit(container, PREFIX + GPU)]
 
 
 def _check_percent(container: str, amounts: Mapping[str, int]) -> None:

@@ -371,6 +371,7 @@ DIALECT = Dialect(
     parse=parse,
     limits=limits,
     part="memory_units",
+    warnings=lambda pod: RESOURCES.one_memory(pod, counted=MEMORY, unused=PERCENTAGE),
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
     failed_annotations=lambda _: {PHASE: "failed"},

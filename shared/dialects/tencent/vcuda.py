@@ -11,7 +11,7 @@ such limit: a share gets exactly its `vcuda-core`, and the annotation is only ch
 number. GPUSharing always sets it to `vcuda-core`, which means the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import hami_core
@@ -27,7 +27,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import check_gpus, check_not_bytes, parse_whole_number
-from shared.model.change import limit
+from shared.model.change import Change, Hint, Place, limit
 from shared.model.denial import Denial
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
@@ -145,6 +145,18 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 
 
+def warnings(pod: PodManifest) -> Iterable[Hint]:
+    """Yield a limit of cores that is not what the shares get."""
+    written = pod.annotations.get(CORE_LIMIT, "").strip()
+    cores = max(container.amounts.get(CORE, 0) for container in pod.containers)
+    if written and int(written) != cores:
+        yield Hint(
+            f"annotation {CORE_LIMIT} is {written} and has no effect: a share gets exactly its "
+            f"{CORE}, no more and no less: write {cores}, or request as much as it needs",
+            (Change(Place.ANNOTATION, CORE_LIMIT, str(cores)),),
+        )
+
+
 def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
     """Return the denial by GPUSharing's webhook of a pod with only one of the two resources."""
     one_of_two = any(
@@ -223,4 +235,5 @@ DIALECT = Dialect(
     id_count=lambda share, _: share.cores_percent,
     added_annotations=added_annotations,
     vendor_denial=vendor_denial,
+    warnings=warnings,
 )

@@ -29,6 +29,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.reserved import VISIBLE
 from shared.dialects.strict_values import check_gpus, check_not_bytes
+from shared.model.change import limit
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Lease
@@ -109,7 +110,10 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
 def _parse_number(containers: Sequence[ContainerManifest]) -> PodRequest:
     init = next((container for container in containers if container.init), None)
     if init is not None:
-        raise RequestError(f"container {init.name}: an init container may not request {NUMBER}")
+        raise RequestError(
+            f"container {init.name}: an init container may not request {NUMBER}: remove it",
+            limit(init.name, NUMBER),
+        )
     for container in containers:
         check_gpus(container.name, NUMBER, container.limits[NUMBER])
     return PodRequest(

@@ -99,7 +99,10 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
         return None
     where = f"container {container.name}"
     if container.init:
-        raise RequestError(f"{where}: an init container may not request {named[0]}")
+        raise RequestError(
+            f"{where}: an init container may not request {named[0]}: remove {' and '.join(named)}",
+            *(limit(container.name, name) for name in named),
+        )
     if limits.get(NUMBER, 0) < 1:
         raise RequestError(
             f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
@@ -225,6 +228,7 @@ DIALECT = Dialect(
     parse=parse,
     limits=RESOURCES.limits,
     part="memory_units",
+    warnings=lambda pod: RESOURCES.one_memory(pod, counted=PERCENTAGE, unused=MEMORY),
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
     failed_annotations=lambda _: {PHASE: "failed", TIME: NEVER},

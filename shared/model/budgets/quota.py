@@ -76,6 +76,11 @@ class QuotaExcess:
     values: tuple[LongText, ...] = ()
     """Of `pool` and `model`, what is allowed. Of all `cards`, the devices that are held."""
 
+    @property
+    def names_places(self) -> bool:
+        """Return whether the pod is within the quota on other nodes, or other models."""
+        return bool(self.model) or self.measure in {"pool", "model"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:

@@ -11,6 +11,7 @@ from shared.model.devices.node import AntiAffinityTerm
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import PodRequest, RepelledFrom
+from shared.placing.advice import QuotaChanges
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
 from shared.placing.index.fragmentation import Fragmentation
@@ -150,6 +151,8 @@ class NodeIndex:
         self.fragmentation = Fragmentation(mirror)
         self.explanations: dict[Hashable, Explanation] = {}
         """The latest explanations of refusals, by `placement_key`."""
+        self.quota_changes: dict[Hashable, QuotaChanges] = {}
+        """By `placement_key`, what exceeds the quota, and the inventory's position."""
         self.idle_copies: dict[tuple[MirroredNode, int, bool], MirroredNode] = {}
         """Nodes without any use, by node, the inventory's position, and whether all is healthy."""
         self.unclaimed_copies: dict[tuple[MirroredNode, int, tuple[int, ...]], MirroredNode] = {}

@@ -87,7 +87,7 @@ def _least(
             if fits(_applied(trial, request, node, dialect), node):
                 steps = trial
                 break
-    read = _read_again(request, _applied(steps, request, node, dialect), dialect)
+    read = read_again(request, _applied(steps, request, node, dialect), dialect)
     return read if read is not None and fits(read, node) else None
 
 
@@ -97,6 +97,11 @@ def _applied(
     changed = request
     for step in steps:
         changed = step(changed, node, dialect)
+    return with_resources(changed, request)
+
+
+def with_resources(changed: PodRequest, request: PodRequest) -> PodRequest:
+    """Return the changed request with what its containers now make the pod request of the node."""
     added = {
         name: limits_peak(name, changed) - limits_peak(name, request) for name in request.resources
     }
@@ -107,9 +112,7 @@ def _applied(
     )
 
 
-def _read_again(
-    before: PodRequest, after: PodRequest, dialect: Dialect | None
-) -> PodRequest | None:
+def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -> PodRequest | None:
     """Return the request that the dialect parses from the changed limits, or None if it cannot."""
     if dialect is None or after.containers == before.containers:
         return after
@@ -138,7 +141,7 @@ def _read_again(
     except RequestError:
         return None
     if any(_part_sharing(container) is IDLE_DEVICE for container in before.containers):
-        parsed = _with_containers(
+        parsed = with_containers(
             parsed,
             lambda container: structs.replace(container, sharing=container.sharing or IDLE_DEVICE),
         )
@@ -247,8 +250,8 @@ def _without_other_accelerators(
     mib = sum(memory_mib(name, amount) for name, amount in missing.items())
     if not mib or dialect is None or len(request.containers) > 1 or not node.devices:
         return request
-    return _with_containers(
-        request, lambda container: _resized(container, mib, node.devices[0], dialect)
+    return with_containers(
+        request, lambda container: resized(container, mib, node.devices[0], dialect)
     )
 
 
@@ -262,13 +265,13 @@ def _less_of_others(request: PodRequest, node: MirroredNode, _: Dialect | None) 
     return structs.replace(request, resources=less) if less != request.resources else request
 
 
-def _with_containers(request: PodRequest, change: Callable[[GpuRequest], GpuRequest]) -> PodRequest:
+def with_containers(request: PodRequest, change: Callable[[GpuRequest], GpuRequest]) -> PodRequest:
     containers = tuple([change(container) for container in request.containers])
     return structs.replace(request, containers=containers)
 
 
-def _fewer_gpus(most: int) -> Step:
-    return lambda request, _, __: _with_containers(
+def fewer_gpus(most: int) -> Step:
+    return lambda request, _, __: with_containers(
         request, lambda container: structs.replace(container, gpus=min(container.gpus, most))
     )
 
@@ -277,9 +280,9 @@ def _less_cores(most: int, parts: int = 0) -> Step:
     """Return a step to so many percent of the cores in each container, or to parts of its own."""
 
     def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
-        return _with_containers(
+        return with_containers(
             request,
-            lambda container: _with_cores(
+            lambda container: with_cores(
                 container, most or container.cores_percent * parts // PARTS
             ),
         )
@@ -294,7 +297,7 @@ def _part_sharing(container: GpuRequest) -> SharingPolicy:
     return SharingPolicy.SHARED if exclusive else container.sharing
 
 
-def _with_cores(container: GpuRequest, cores: int) -> GpuRequest:
+def with_cores(container: GpuRequest, cores: int) -> GpuRequest:
     """Return the container with at most so many percent of the cores, if it requests any."""
     cores = max(cores, 1)
     if container.whole or container.cores_percent <= cores:
@@ -316,18 +319,18 @@ def _less_memory(
         if dialect is None:
             return request
 
-        def resized(container: GpuRequest) -> GpuRequest:
+        def smaller(container: GpuRequest) -> GpuRequest:
             if container.whole and not divide:
                 return container
             own = share_mib(container, device) * parts // PARTS if device else 0
-            return _resized(container, mib or own, device, dialect)
+            return resized(container, mib or own, device, dialect)
 
-        return _with_containers(request, resized)
+        return with_containers(request, smaller)
 
     return step
 
 
-def _resized(
+def resized(
     container: GpuRequest, mib: int, device: MirroredDevice | None, dialect: Dialect
 ) -> GpuRequest:
     """Return the container with at most so many MiB, in the unit in which it requests memory."""
@@ -360,7 +363,7 @@ def _resized(
 def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
     if dialect is None or not dialect.part:
         return request
-    return _with_containers(
+    return with_containers(
         request,
         lambda container: structs.replace(
             container,
@@ -383,7 +386,7 @@ def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) ->
     return structs.replace(request, anti_affinity_groups=tuple(kept))
 
 
-_ONE_GPU = _fewer_gpus(1)
+_ONE_GPU = fewer_gpus(1)
 _LEAST_CORES = _less_cores(1)
 _LEAST_MEMORY = _less_memory(0, divide=False)
 _LEAST_PART = _less_memory(0, divide=True)
@@ -418,7 +421,7 @@ def _larger(step: Step, request: PodRequest, node: MirroredNode) -> Iterator[Ste
     devices.sort(key=_free_mib, reverse=True)
     if step is _ONE_GPU:
         most = max([container.gpus for container in request.containers])
-        yield from map(_fewer_gpus, range(most - 1, 1, -1))
+        yield from map(fewer_gpus, range(most - 1, 1, -1))
     elif step is _LEAST_CORES:
         free = sorted({100 - device.used_cores for device in devices}, reverse=True)
         yield from map(_less_cores, free if has_one_container else [])

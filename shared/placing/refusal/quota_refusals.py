@@ -1,16 +1,21 @@
 """Effects of exceeded quotas: where else a pod can run, or why it waits; pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from shared.model.budgets.quota import QuotaExcess
+from shared.model.change import Change, Hint, words
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import budget_hint
 from shared.model.names import Namespace
 from shared.model.quantity import duration_text
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import NodeTerm, PodRequest
+from shared.model.requests.request import DeviceOrder, NodeTerm, PodRequest
+from shared.placing.advice import QuotaChanges
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.refusal.quota_changes import Allowance, changes_elsewhere, changes_within
 
 Result = tuple[Placement, ...] | Refusal
 
@@ -19,6 +24,11 @@ BUDGET = "budget"
 
 RUN_TIME = "runTime"
 """In place of a measure: the pod may run for longer than any of the namespace's may."""
+
+NOTHING_LESS = "its containers cannot request so little"
+
+PACKED = DeviceOrder.BINPACK
+"""Of pods that may use few devices."""
 
 _MEASURE_NAMES = {
     "cores": "GPUs' cores",
@@ -31,10 +41,11 @@ _MEASURE_NAMES = {
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
     """Return the request without what the quota refuses, or None if it refuses everything.
 
-    If the namespace may use no more devices, the request is limited to those that it uses.
+    If the namespace may use no more devices, the request is limited to those that it uses, and its
+    containers share devices where they can.
     """
     for excess in excesses:
-        if excess.model or excess.measure in {"pool", "model"}:
+        if excess.names_places:
             request = _exclude(request, excess)
         elif excess.measure == "cards" and excess.values:
             allowed = request.selection.uuids
@@ -44,9 +55,15 @@ def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest
             request = structs.replace(
                 request, selection=structs.replace(request.selection, uuids=uuids)
             )
+        elif excess.measure == "cards" and _may_be_packed(request) and excess.limit:
+            request = structs.replace(request, device_order=PACKED)
         else:
             return None
     return request
+
+
+def _may_be_packed(request: PodRequest) -> bool:
+    return len(request.containers) > 1 and request.device_order is not PACKED
 
 
 def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
@@ -100,17 +117,20 @@ class QuotaRefusals:
         for event in events:
             self._excesses.pop(_key(event), None)
 
-    def place_within(self, event: PodQueued, place: Callable[[PodRequest], Result]) -> Result:
+    def place_within(
+        self, event: PodQueued, place: Callable[[PodRequest], Result], index: NodeIndex
+    ) -> Result:
         """Place the pod where its quota allows it, or return a refusal that names the quota."""
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
         allowed = narrowed(event.request, excesses)
+        pod = PodOnNodes(event.request, index)
         if allowed is None:
-            return over_quota(event.namespace, excesses, None)
+            return over_quota(event.namespace, excesses, None, pod)
         result = place(allowed)
         if isinstance(result, Refusal):
-            return over_quota(event.namespace, excesses, result)
+            return over_quota(event.namespace, excesses, result, pod)
         return result
 
     def decided_at(self, event: PodQueued, capacity: int) -> int:
@@ -122,13 +142,45 @@ def _key(event: PodQueued) -> str:
     return f"gang {gang.name}" if gang and gang.decided_as_one else event.pod
 
 
+@dataclass(frozen=True, slots=True)
+class PodOnNodes:
+    """A pod, and the nodes on which changes of it are tried."""
+
+    request: PodRequest
+    index: NodeIndex
+
+    @property
+    def gang_size(self) -> int:
+        """How many pods have to be within the quota together."""
+        gang = self.request.gang
+        return gang.min_member if gang and gang.decided_as_one else 1
+
+    def changes_within(
+        self,
+        amounts: Sequence[QuotaExcess],
+        places: Sequence[QuotaExcess],
+        most: Callable[[QuotaExcess], int],
+    ) -> tuple[Change, ...]:
+        """Return the changes with which the pod, or each of its gang, takes its part of `most`."""
+        request = narrowed(self.request, places) or self.request
+        if any(excess.measure == "cards" for excess in amounts):
+            request = structs.replace(request, device_order=PACKED)
+        allowances = [Allowance.of(excess, most(excess) // self.gang_size) for excess in amounts]
+        allowed = tuple(dict.fromkeys(allowances))
+        return changes_within(request, allowed, self.index).changes
+
+
 def over_quota(
-    namespace: Namespace, excesses: Iterable[QuotaExcess], other_refusal: Refusal | None
+    namespace: Namespace,
+    excesses: Iterable[QuotaExcess],
+    other_refusal: Refusal | None,
+    pod: PodOnNodes | None = None,
 ) -> Refusal:
     """Return a refusal with what the quota allows, what is used and what is requested.
 
     `other_refusal` is why the pod does not fit where the quota allows it, if it allows it anywhere;
-    capacity freed there is offered to the pod as to any other.
+    capacity freed there is offered to the pod as to any other. Without a `pod`, as for claims, the
+    hint has no changes of a manifest.
     """
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
@@ -137,7 +189,7 @@ def over_quota(
         return _too_long(namespace, too_long)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
-    hint = _hint(namespace, excesses, other_refusal)
+    hint = quota_hint(namespace, excesses, other_refusal, pod).text
     if other_refusal is None:
         return Refusal(
             reason=reason,
@@ -155,30 +207,77 @@ def over_quota(
     )
 
 
-def _hint(
-    namespace: Namespace, excesses: tuple[QuotaExcess, ...], other_refusal: Refusal | None
-) -> str:
+def quota_hint(
+    namespace: Namespace,
+    excesses: Iterable[QuotaExcess],
+    other_refusal: Refusal | None,
+    pod: PodOnNodes | None = None,
+) -> Hint:
     """Return what the pod's author can do, and what else an administrator can."""
+    excesses = tuple(excesses)
     administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
+    places = tuple(excess for excess in excesses if excess.measure in {"pool", "model"})
+    amounts = tuple(excess for excess in excesses if excess not in places)
+    if other_refusal is None and amounts:
+        return _hint_about_amounts(namespace, amounts, places, administrator, pod)
+    elsewhere = QuotaChanges()
+    if pod is not None and any(excess.names_places for excess in excesses):
+        elsewhere = changes_elsewhere(pod.request, excesses, pod.index)
+    if other_refusal is not None and not other_refusal.permanent and not elsewhere.changes:
+        return Hint(
+            f"wait until pods have ended where the quota allows the pod, or {administrator}"
+        )
+    if amounts and not places:
+        hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
+        if hint.changes or not elsewhere.changes:
+            return hint
+    if not elsewhere.changes:
+        return Hint(f"waiting does not help: {administrator}")
+    there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
+    return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
+
+
+def _hint_about_amounts(
+    namespace: Namespace,
+    amounts: tuple[QuotaExcess, ...],
+    places: tuple[QuotaExcess, ...],
+    administrator: str,
+    pod: PodOnNodes | None,
+) -> Hint:
     ends = f"wait until other pods of namespace {namespace} have ended"
-    amounts = [excess for excess in excesses if excess.measure not in {"pool", "model"}]
     cards = next((excess for excess in amounts if excess.measure == "cards" and excess.used), None)
     if cards is not None:  # those that the namespace holds are not among the requested ones
         ends += f", if the pod needs at most {cards.limit} GPU cards"
-    if other_refusal is not None and not other_refusal.permanent:
-        return f"wait until pods have ended where the quota allows the pod, or {administrator}"
-    if len(amounts) < len(excesses):
-        return f"waiting does not help: {administrator}"
-    free = dict.fromkeys(_at_most(excess, _left(excess)) for excess in amounts)
+    now = _smaller(amounts, places, _left, pod)
     if not any(map(_never_met, amounts)):
-        less = [f"request {' and '.join(free)}"] * all(map(_left, amounts))
-        return "; or ".join([*less, ends, administrator])
-    if any(excess.limit == 0 for excess in amounts):
-        return f"waiting does not help: {administrator}"
-    if all(map(_left, amounts)):
-        return f"waiting does not help: request {' and '.join(free)}; or {administrator}"
-    most = " and ".join(dict.fromkeys(_at_most(excess, excess.limit) for excess in amounts))
-    return f"waiting alone does not help: request {most}, and {ends}; or {administrator}"
+        less = [now.text] * bool(now.text)
+        return Hint("; or ".join([*less, ends, administrator]), now.changes)
+    if now.text:
+        return Hint(f"waiting does not help: {now.text}; or {administrator}", now.changes)
+    most = _smaller(amounts, places, lambda excess: excess.limit, pod)
+    if not most.text:
+        least = "" if any(excess.limit == 0 for excess in amounts) else f"{NOTHING_LESS}: "
+        return Hint(f"waiting does not help: {least}{administrator}")
+    text = f"waiting alone does not help: {most.text}, and {ends}; or {administrator}"
+    return Hint(text, most.changes)
+
+
+def _smaller(
+    amounts: tuple[QuotaExcess, ...],
+    places: tuple[QuotaExcess, ...],
+    most: Callable[[QuotaExcess], int],
+    pod: PodOnNodes | None,
+) -> Hint:
+    """Return how to request at most so much; without text if nothing so small can be requested."""
+    if not all(map(most, amounts)):
+        return Hint("")
+    in_gang = pod is not None and pod.gang_size > 1
+    listed = dict.fromkeys(_at_most(excess, most(excess), in_gang=in_gang) for excess in amounts)
+    text = f"request {' and '.join(listed)}"
+    if pod is None:
+        return Hint(text)
+    changes = pod.changes_within(amounts, places, most)
+    return Hint(f"{text}: {words(changes)}", changes) if changes else Hint("")
 
 
 def no_budget(namespace: Namespace) -> Refusal:
@@ -216,9 +315,9 @@ def _left(excess: QuotaExcess) -> int:
     return max(0, excess.limit - excess.used + excess.by_gang)
 
 
-def _at_most(excess: QuotaExcess, amount: int) -> str:
+def _at_most(excess: QuotaExcess, amount: int, *, in_gang: bool) -> str:
     of_model = f" of model {excess.model}" if excess.model else ""
-    whole = "in all pods of the gang" if excess.by_gang else "in the whole pod"
+    whole = "in all pods of the gang" if in_gang or excess.by_gang else "in the whole pod"
     number = _amount(excess.measure, amount)
     return f"at most {number} {_MEASURE_NAMES[excess.measure]}{of_model} {whole}"
 

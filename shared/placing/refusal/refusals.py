@@ -12,7 +12,7 @@ from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.leases.lease import will_end_by
-from shared.model.quantity import timestamp
+from shared.model.quantity import HUGE_PAGES, timestamp
 from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.requests.pod_rules import DomainRule
 from shared.model.requests.request import PodRequest, TopologyScope, VolumeRule
@@ -37,6 +37,7 @@ from shared.placing.node_filters import (
     check_all,
 )
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
+from shared.placing.refusal.served_words import in_served_words
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 NEAREST = 3
@@ -136,7 +137,9 @@ def _advice(
         request, list(_others(index, excluded, possible, nearest)), index
     )
     if advice is None:
-        advice = _remedy(request, blocked, index.mirror.nodes.values())
+        advice = _by_other_names(request, nearest, index) or _remedy(
+            request, blocked, index.mirror.nodes.values()
+        )
     elif advice.changes and not advice.waiting:
         passing = _passing(request, index, excluded, blocked, possible)
         if passing:
@@ -147,6 +150,19 @@ def _advice(
         leftovers=_leftovers(nearest),
         reserved_until=_reserved_until(request, nearest, index),
     )
+
+
+def _by_other_names(
+    request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex
+) -> Advice | None:
+    """Return what requests the same by resources that one of the nodes serves."""
+    for node in nodes:
+        found = in_served_words(request, idle(node, index))
+        if found is not None:
+            ends = not fits(found[0], node)
+            models = _models_of(node)
+            return Advice(changes=found[1], node=node.name, models=models, ends=ends)
+    return None
 
 
 def _passing(
@@ -197,7 +213,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     """
     eventually = _without_rules(request)
     for node in nodes:
-        if fits(eventually, _idle(node, index)):
+        if fits(eventually, idle(node, index)):
             first = nodes[0]
             changed = changed_to_fit(request, first)
             if changed is None or is_tiny(changed, request, first):
@@ -209,7 +225,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     best: Advice | None = None
     absent = _absent(request, index)
     for node in nodes:
-        changed = changed_to_fit(eventually, _idle(node, index), absent)
+        changed = changed_to_fit(eventually, idle(node, index), absent)
         changes = changes_between(eventually, changed) if changed else ()
         if changed is None or (best is not None and len(changes) > len(best.changes)):
             continue
@@ -221,7 +237,9 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 
 def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
     """Return the extended resources that no node has, but for those of accelerators."""
-    others = {name for name in request.resources if "/" in name} - GPU_RESOURCES
+    others = {
+        name for name in request.resources if "/" in name or name.startswith(HUGE_PAGES)
+    } - GPU_RESOURCES
     extended = sorted(others.difference(unknown_gpus(request.resources)))
     nodes = index.mirror.nodes.values()
     return tuple(
@@ -334,12 +352,12 @@ def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
     )
     possible: NodeSet = 0
     for example, alike in kinds:
-        if choose_devices(request, _idle(example, index, healthy=True)) is not None:
+        if choose_devices(request, idle(example, index, healthy=True)) is not None:
             possible |= alike
     return possible
 
 
-def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
+def idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
     key = node, index.mirror.inventory_changes.end, healthy
     copy = index.idle_copies.get(key)
     return copy or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)

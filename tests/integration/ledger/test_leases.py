@@ -10,6 +10,7 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import new_lease
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.fair_share import GpuAmount
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.errors import ConflictError, UnavailableError
@@ -33,7 +34,6 @@ from shared.model.requests.request import Term
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
-    charge_of,
     device,
     facts,
     ledger,
@@ -544,7 +544,7 @@ async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
     assert over.quotas == (QuotaExcess(measure="memoryMiB", limit=6_000, used=0, requested=6_001),)
     assert isinstance(within, Lease)
     accounts = await leases.quotas.totals()
-    assert accounts.used[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})
+    assert accounts.used[TEAM][""] == charge_of(within.shares, {uuid("a", 0): 16_000})
     assert accounts.charges[lease.pod] == (TEAM, {"": accounts.used[TEAM][""]})
 
 

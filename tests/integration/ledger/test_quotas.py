@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.budgets.budget import Budget
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
 from shared.model.budgets.weights import weigh
 from shared.model.leases.lease import ClaimAllocation, Lease, Share
@@ -28,7 +29,6 @@ from shared.placing.refusal import quota_refusals
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
-    charge_of,
     device,
     facts,
     ledger,
@@ -41,6 +41,7 @@ from tests.support.placer.ledger import (
     share,
     uuid,
 )
+from tests.support.placer.quotas import Team
 from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")
@@ -71,7 +72,7 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
         for account in page
         for known, _ in account.node.devices
     }
-    ours = {lease.pod: charge_of(lease, sizes) for lease in found if lease.namespace == TEAM}
+    ours = {lease.pod: charge_of(lease.shares, sizes) for lease in found if lease.namespace == TEAM}
     assert {pod: rows[""] for pod, (_, rows) in accounts.charges.items()} == ours
     assert accounts.used.get(TEAM, {}).get("", QuotaUsage()) == total_of(ours.values())
     return accounts.used.get(TEAM, {}).get(model, QuotaUsage())
@@ -235,7 +236,13 @@ async def test_whoever_does_what_the_hint_says_is_within_the_quota(
     limits, others, wanted = any_case(random.Random(seed))  # noqa: S311
     await reserve(leases, *(each.reserved(f"o{n}", n) for n, each in enumerate(others)))
     await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
+    used = (await leases.quotas.totals()).used.get(TEAM, {})
     refused = await outcome(leases, wanted.reserved("wanted"))
+    [candidate] = wanted.reserved("wanted").candidates
+    counted = Team(Quota(namespace=TEAM, limits=limits), used).excesses(
+        candidate.shares, facts("a")
+    )
+    assert counted == (refused.quotas if isinstance(refused, NoCapacity) else ())
     if not isinstance(refused, NoCapacity):
         return
 
@@ -475,4 +482,4 @@ def test_a_share_counts_for_a_quota_as_it_does_for_a_budget() -> None:
         given = tuple(share("a", gpu, mib, cores) for gpu in range(chance.choice([1, 1, 2])))
         lease = Lease(pod=PodUid("p"), namespace=TEAM, name="p", node=NodeName("a"), shares=given)
         weight = weigh(lease, Budget(namespace=TEAM), {}).milli_gpu
-        assert 0 <= charge_of(lease, sizes).milli_gpu - weight < len(given)
+        assert 0 <= charge_of(lease.shares, sizes).milli_gpu - weight < len(given)

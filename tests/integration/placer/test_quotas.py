@@ -81,6 +81,26 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_gets_what_its_nam
     await assert_sound(leases)
 
 
+async def test_a_pod_with_what_its_hint_says_is_within_the_quota(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=200))], read_at=NOW
+    )
+
+    [refused] = await placer.place_pods([pod("four")])
+    smaller = structs.replace(SHARE, containers=(gpu(memory=3_200),))
+    [placed] = await placer.place_pods([replace(pod("less"), request=smaller)])
+
+    assert isinstance(refused, PlacementRefused)
+    assert refused.refusal.hint == (
+        "waiting does not help: request at most 0.2 GPUs in the whole pod: in container main set "
+        "volcano.sh/vgpu-memory: 3200; or ask an administrator to raise its GPUQuota (kubectl get "
+        "gpuquota team)"
+    )
+    assert isinstance(placed, PlacementChosen)
+
+
 async def test_what_others_free_is_not_offered_to_a_pod_over_its_quota(
     leases: RedisLeases, placer: Placer
 ) -> None:

@@ -10,12 +10,11 @@ from msgspec import structs
 
 from services.binder.ledger_sync.record_watch import damages_in
 from shared.ledger.leases import RedisLeases
-from shared.model.budgets.quota import QuotaUsage
 from shared.model.devices.device import Device, DeviceUse
 from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
-from shared.model.leases.lease import Lease, Share, bookings
+from shared.model.leases.lease import Lease, Share
 from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
@@ -218,23 +217,3 @@ async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
     """Reserve for all or none; return the types of the outcomes."""
     outcomes = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
     return [type(outcome) for outcome in outcomes]
-
-
-def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
-    """Return the usage of a lease, given the memory of each device; 0 or none: unknown."""
-    cores = 0
-    milli = 0
-    memory = 0
-    held: dict[DeviceUuid, int] = {}
-    for booking in bookings(lease.shares):
-        size = memory_mib.get(booking.device, 0)
-        part = 1000
-        core = 1000
-        if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
-            part = min(1000, -(-1000 * booking.memory_mib // size))
-            core = 10 * booking.cores_percent or part
-        cores += core
-        milli += max(core, part)
-        memory += booking.memory_mib
-        held[booking.device] = 1
-    return QuotaUsage(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)

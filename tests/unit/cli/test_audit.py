@@ -17,6 +17,7 @@ from services.cli.audit.snapshot import Snapshot, lasting_differences
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.ledger.total_checks import Difference
 from shared.model.budgets.budget import BudgetWindow, ChargeEntry
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.cost_records import FREE, CostHour
 from shared.model.budgets.fair_share import fair_share_of
 from shared.model.budgets.quota import Quota, QuotaLimits, QuotaTotals
@@ -46,7 +47,6 @@ from tests.support.audit import (
     with_use,
 )
 from tests.support.binder.world import allocated, on
-from tests.support.placer.ledger import charge_of
 from tests.support.snapshots import cluster_of, explained
 
 
@@ -381,7 +381,7 @@ def test_a_gang_that_counts_a_pod_that_is_gone_is_found() -> None:
 def test_a_quota_whose_usage_and_charges_differ_is_found() -> None:
     one = lease("one")
     team = one.namespace
-    charge = charge_of(one, {GPU: DEVICE.memory_mib})
+    charge = charge_of(one.shares, {GPU: DEVICE.memory_mib})
     sound = QuotaTotals(
         quotas={team: Quota(namespace=team, limits=QuotaLimits(cards=1))},
         used={team: {"": charge}},

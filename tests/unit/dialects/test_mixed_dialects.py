@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import total_of
 from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, PodUid
@@ -23,7 +24,6 @@ from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment, fits
 from tests.support.effort import tries
-from tests.support.placer.ledger import charge_of
 
 RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
 
@@ -150,7 +150,7 @@ def test_koordinator_34_whole_gpus_and_half_ones_count_in_the_same_cores() -> No
     ]
 
     held = total_of(
-        charge_of(placed.lease(number, limits, "koord-scheduler"), memory_mib)
+        charge_of(placed.lease(number, limits, "koord-scheduler").shares, memory_mib)
         for number, limits in enumerate(requests)
     )
 

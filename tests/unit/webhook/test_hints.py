@@ -16,37 +16,21 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.pods.manifest_patches import json_patch
 from shared.pods.pod_view import PodView
-from tests.support.webhook.hints import Pod, added_names, domains, follow
+from tests.support.webhook.hints import (
+    KOORDINATOR,
+    NVIDIA,
+    RIGHT,
+    TENCENT,
+    VGPU,
+    Limits,
+    Pod,
+    added_names,
+    domains,
+    follow,
+    serving,
+)
 from tests.support.webhook.reviews import container, decided, env, pod, reviewed
 
-Limits = dict[str, str]
-NVIDIA = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
-VGPU = {
-    "volcano.sh/vgpu-number": "1",
-    "volcano.sh/vgpu-memory": "3000",
-    "volcano.sh/vgpu-cores": "30",
-}
-KOORDINATOR = {
-    "koordinator.sh/gpu.shared": "1",
-    "koordinator.sh/gpu-core": "50",
-    "koordinator.sh/gpu-memory": "3000Mi",
-}
-TENCENT = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "12"}
-RIGHT: tuple[Limits, ...] = (
-    NVIDIA,
-    {"nvidia.com/gpu": "2"},
-    {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "20"},
-    VGPU,
-    {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "20"},
-    {"volcano.sh/gpu-memory": "3000"},
-    {"volcano.sh/gpu-number": "1"},
-    KOORDINATOR,
-    {"koordinator.sh/gpu": "50"},
-    {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"},
-    TENCENT,
-    {"tencent.com/vcuda-core": "100"},
-)
-"""What pods request without a mistake, in the words of every system."""
 WORDS = {
     "gpu": ("GPU", "gpus", "gpu-count", "num-gpus"),
     "gpumem": ("gpuMem", "gpu-mem", "gpu-memory", "gpumemory", "gpu_mem"),
@@ -193,6 +177,8 @@ ANNOTATIONS = (
         for value in ("1 hour", "3600", "90 minutes", "2H", "1d")
     ),
     *(annotated(key, "1h") for key in ("leasehold.dev/max-run-times", "leasehold.dev/max-runtime")),
+    annotated("tencent.com/vcuda-core-limit", "80", TENCENT),
+    annotated("tencent.com/vcuda-core-limit", "20", TENCENT),
     annotated("nvidia.com/use-gputype", "A100-PCIE"),
     annotated("nvidia.com/use-gputype", "H100"),
     annotated("nvidia.com/nouse-gputype", "T4,A100"),
@@ -376,6 +362,22 @@ FIELDS = {
     "a resource by another name": of({"cuda": "1"}),
     "a resource that no node has": of(T4 | {"rdma/hca": "1"}),
     "two of them": of(KOORDINATOR | {"kubernetes.io/batch-cpu": "1000", "example.com/foo": "1"}),
+    "huge pages that no node has": of(T4 | {"hugepages-2Mi": "1Gi"}),
+    "replicas that no node has": of({"nvidia.com/gpu.shared": "1"}),
+    "memory and a percentage": of(NVIDIA | {"nvidia.com/gpumem-percentage": "20"}),
+    "a percentage and memory": of(VGPU | {"volcano.sh/vgpu-memory-percentage": "20"}),
+    "visible devices without a request": pod(
+        container("main", **env("NVIDIA_VISIBLE_DEVICES", "all"))
+    ),
+    "visible devices beside a GPU": pod(
+        container("main", T4), container("side", **env("NVIDIA_VISIBLE_DEVICES", "0"))
+    ),
+    **{
+        f"an init container with {name}": pod(
+            container("main", dict(limits)), initContainers=[container("first", dict(limits))]
+        )
+        for name, limits in (("vgpu", VGPU), ("whole GPUs", {"volcano.sh/gpu-number": "1"}))
+    },
     "unequal requests": written(T4, T4 | {"nvidia.com/gpumem": "2000"}),
     "a label with another value": of(T4, labels={"leasehold.dev/preemptible": "no"}),
     "more than its devices have": of(T4 | {"nvidia.com/gpu": "4", "nvidia.com/gpumem": "30000"}),
@@ -546,3 +548,19 @@ def test_pods_for_run_ais_own_scheduler_are_not_warned_of_its_words() -> None:
     written = of({}, notes={"gpu-fraction": "0.5"}, schedulerName="runai-scheduler")
 
     assert list(find_unread(reviewed(written), "")) == []
+
+
+@pytest.mark.parametrize("served", ["nvidia.com/gpu", "volcano.sh/vgpu-number"])
+@pytest.mark.parametrize(
+    "limits", [NVIDIA, VGPU, KOORDINATOR, TENCENT, {"volcano.sh/gpu-number": "1"}]
+)
+def test_a_pod_in_words_that_no_node_serves_gets_those_that_are_served(
+    served: str, limits: Limits
+) -> None:
+    followed = follow(of(limits), index=serving(served))
+
+    assert served in followed.request.triggers
+    [before], [after] = follow(of(limits)).request.containers, followed.request.containers
+    assert (before.gpus, before.cores_percent) == (after.gpus, after.cores_percent)
+    assert before.wants_all_memory == after.wants_all_memory
+    assert (served in limits) is (not followed.hints)

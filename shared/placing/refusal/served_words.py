@@ -1,0 +1,97 @@
+"""The same request by resources that a node serves, where it serves none of the pod's; pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import TRIGGER
+from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.meant_resources import translated
+from shared.model.change import Change
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.quantity import parse_quantity
+from shared.model.requests.request import PodRequest
+from shared.placing.choice.device_choice import fits
+from shared.placing.mirror.node_mirror import MirroredNode
+
+MOST_MISSING = 3
+"""Resources that are added one by one to those that are translated."""
+
+
+def in_served_words(
+    request: PodRequest, node: MirroredNode
+) -> tuple[PodRequest, tuple[Change, ...]] | None:
+    """Return a request that an idle node fits, and the changes of the pod's resources; or None.
+
+    The words of the pod's own system come first.
+    """
+    own = DIALECTS.get(request.dialect)
+    if own is None or node.serving.intersection(request.triggers):
+        return None
+    written = [
+        ContainerManifest(
+            name=container.container, limits=own.limits(container, request), init=container.init
+        )
+        for container in request.containers
+    ]
+    for dialect in sorted(DIALECTS.values(), key=lambda dialect: dialect is not own):
+        served = node.serving & dialect.served - {TRIGGER}
+        if not served:
+            continue
+        words = dialect.resources - (dialect.served - served)
+        found = _translated(request, written, words, dialect)
+        if found is not None and fits(found[0], node):
+            return found
+    return None
+
+
+def _translated(
+    request: PodRequest,
+    written: Sequence[ContainerManifest],
+    words: frozenset[str],
+    dialect: Dialect,
+) -> tuple[PodRequest, tuple[Change, ...]] | None:
+    changes = [change for container in written for change in translated(container, words)]
+    for _ in range(MOST_MISSING):
+        if not changes:
+            return None
+        parsed = _parsed(request, written, changes, dialect)
+        if isinstance(parsed, PodRequest):
+            return parsed, tuple(changes)
+        changes += parsed  # of what is missing, such as the number of GPUs
+    return None
+
+
+def _parsed(
+    request: PodRequest,
+    written: Sequence[ContainerManifest],
+    changes: Sequence[Change],
+    dialect: Dialect,
+) -> PodRequest | tuple[Change, ...]:
+    """Return the request that a dialect parses from changed limits, or what to change for it."""
+    containers = []
+    for container in written:
+        limits = dict(container.limits)
+        for change in changes:
+            if change.container == container.name:
+                limits.pop(change.name, None)
+                if change.value:
+                    limits[change.name] = int(parse_quantity(change.value))
+        completed = limits | dialect.amount_changes(limits)
+        kept = {name: amount for name, amount in completed.items() if amount is not None}
+        containers.append(replace(container, limits=kept))
+    manifest = PodManifest(
+        namespace=Namespace(""), containers=tuple(containers), scheduler=dialect.scheduler
+    )
+    try:
+        parsed = dialect.parse(manifest, Rules())
+    except RequestError as error:
+        return error.changes
+    if parsed is None:
+        return ()
+    return structs.replace(
+        parsed, resources=request.resources, node_requirements=request.node_requirements
+    )
