@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -21,6 +22,7 @@ from shared.kubernetes.errors import (
     KubernetesError,
     NotFoundError,
     OverloadedError,
+    RequestRejectedError,
     UnreachableError,
     parse_error,
 )
@@ -64,8 +66,12 @@ class RefusedError(RequestError):
 class KubernetesApi:
     """Each request is on a connection of its own."""
 
-    def __init__(self, credentials: ClusterCredentials) -> None:
+    def __init__(self, credentials: ClusterCredentials, advice: str = "") -> None:
         self.credentials = credentials
+        self._advice = advice or (
+            "`kubectl version` shows whether it does; --context or KUBECONFIG names another cluster"
+        )
+        """What helps if it does not respond."""
 
     @cached_property
     def _complete(self) -> ClusterCredentials:
@@ -115,7 +121,9 @@ class KubernetesApi:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             shown = path.partition("?")[0]
-            raise UnreachableError(method, shown, str(error) or repr(error)) from error
+            reason = getattr(error, "strerror", None) or str(error) or repr(error)
+            why = f"{credentials.server} does not respond ({reason}): {self._advice}"
+            raise UnreachableError(method, shown, why) from error
         finally:
             connection.close()
 
@@ -143,13 +151,25 @@ class KubernetesApi:
 
     def selected(self, path: str, selector: str = "") -> Iterator[ObjectMeta]:
         """Yield the metadata of the objects of a collection, of all or those with these labels."""
-        query = {"limit": "500"} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(query)}"))
-            for item in page.get("items") or ():
+        query = {"labelSelector": selector} if selector else {}
+        try:
+            for item in self.items(path, query):
                 yield msgspec.convert(item, ApiObject).metadata
-            query["continue"] = page.get("metadata", {}).get("continue", "")
-            if not query["continue"]:
+        except RequestRejectedError as error:
+            if error.response.code != 400:
+                raise
+            raise RequestError(
+                f"-l {selector!r} selects no labels ({error.response.message}): write a=b,c!=d"
+            ) from error
+
+    def items(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
+        """Yield the objects of a collection."""
+        chosen = {"limit": "500", **query}
+        while True:
+            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(chosen)}"))
+            yield from page.get("items") or ()
+            chosen["continue"] = page.get("metadata", {}).get("continue", "")
+            if not chosen["continue"]:
                 return
 
 
@@ -213,7 +233,7 @@ class ApiClient:
                 "a cluster with --kubeconfig or KUBECONFIG "
                 f"(no stack in {self._root}; {error.what})"
             ) from error
-        return KubernetesApi(credentials)
+        return KubernetesApi(credentials, self._hint)
 
     def _decoded(self, method: str, path: str, body: object, kind: type[T]) -> T:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
-from services.cli.terminal import CUSTOM_COLUMNS
+from services.cli.terminal import CUSTOM_COLUMNS, program
 from shared.model.quantity import MINUTE_S
 from shared.runtime.settings import RedisLogin, argument
 
@@ -72,11 +72,20 @@ def completed(kind: type[C]) -> type[C]:
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
-WORKLOADS = (
-    *("deploy", "deployment", "deployments", "rs", "replicaset", "sts", "statefulset"),
-    *("ds", "daemonset", "job", "jobs", "cronjob", "cj"),
-)
+WORKLOADS = {
+    alias: kind
+    for kind, aliases in (
+        ("Deployment", ("deploy", "deployment", "deployments")),
+        ("ReplicaSet", ("rs", "replicaset", "replicasets")),
+        ("StatefulSet", ("sts", "statefulset", "statefulsets")),
+        ("DaemonSet", ("ds", "daemonset", "daemonsets")),
+        ("Job", ("job", "jobs")),
+        ("CronJob", ("cj", "cronjob", "cronjobs")),
+    )
+    for alias in aliases
+}
 """Kinds that kubectl's arguments may have before a slash: these are no namespaces."""
+PODS = ("", "pod", "pods", "po")
 
 
 def not_empty(text: str) -> str:
@@ -94,12 +103,24 @@ def pod_name(text: str) -> str:
     """
     before, _, name = text.rpartition("/")
     if before.partition(".")[0] in WORKLOADS:
-        raise argparse.ArgumentTypeError(f"{text} is not a pod: `kubectl get pods` lists its pods")
-    if before not in ("", "pod"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a pod: `{program()} explain {text}` explains one of its pods"
+        )
+    if before not in PODS:
         raise argparse.ArgumentTypeError(
             f"{text} is not a pod name; set the namespace with -n: {name} -n {before}"
         )
     return name
+
+
+def pod_or_workload(text: str) -> str:
+    """Parse a pod's name, or a workload as kubectl names it.
+
+    >>> pod_or_workload("pod/train-0"), pod_or_workload("deploy/web")
+    ('train-0', 'deploy/web')
+    """
+    before = text.rpartition("/")[0]
+    return text if before.partition(".")[0] in WORKLOADS else pod_name(text)
 
 
 SCOPES = ("node", "cluster")

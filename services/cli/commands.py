@@ -25,6 +25,7 @@ from services.cli.arguments import (
     output,
     pod,
     pod_name,
+    pod_or_workload,
     schedulers,
     scope,
     selector,
@@ -175,6 +176,7 @@ class Ps(UsageArguments):
 class Top(UsageArguments):
     """Show what pods use of their shares, and refresh it."""
 
+    watch: bool = watch()
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
     namespace: str = namespace(all_=True)
     selector: str = selector("pods")
@@ -191,13 +193,21 @@ class Top(UsageArguments):
     "inspect.views:explain",
     "my-pod",
     "my-pod -n team-a -o wide",
+    "deploy/web                         its pod that waits, or why it has none",
     "--request pod.yaml                 how a manifest is parsed; needs no cluster",
     "--request - --gpu H100-80GB < deployment.yaml",
 )
 class Explain(UsageArguments):
     """Explain why a pod waits, or why it runs on its node."""
 
-    pod: str = pod("?")
+    pod: str = argument(
+        "",
+        "the pod's name, or a workload, such as deploy/web or job/train",
+        positional=True,
+        metavar="POD",
+        nargs="?",
+        read=pod_or_workload,
+    )
     namespace: str = namespace()
     watch: bool = watch()
     output: str = output("wide", "name")
@@ -365,6 +375,12 @@ class Bundle(ClusterArguments):
 class BudgetArguments(ClusterArguments):
     """Show GPU-time budgets, or grant GPU time to a namespace."""
 
+    namespace: str = argument(
+        "",
+        "namespace (default: all)",
+        "-n",
+        constants={"-A --all-namespaces": ""},
+    )
     watch: bool = watch()
     output: str = listed("wide", "name")
     sort_by: str = sort_by()
@@ -496,7 +512,9 @@ class Sim(StateArguments):
     stuck       its processes outlive their pods, in uninterruptible sleep, until it is healed
     """
 
-    action: str = argument(..., "what to do", positional=True, one_of=("break", "heal"))
+    action: str = argument(
+        ..., "what to do", positional=True, metavar="ACTION", one_of=("break", "heal")
+    )
     device: str = argument(
         ..., "a node, and the GPU's number as `leasehold gpus` shows it", positional=True,
         metavar="NODE/GPU",

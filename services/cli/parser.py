@@ -8,7 +8,7 @@ import argparse
 import re
 import signal
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 import services.cli.commands  # noqa: F401 - it declares the commands
@@ -93,6 +93,8 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
     if not argv:
         parser.print_help()
         parser.exit()
+    if argv[0].startswith("-") and argv[0] not in parser.own_flags:
+        parser.error(f"flags follow the command, such as {program} ps -n team-a")
     flags, unknown = parser.parse_known_args(argv)
     if unknown:
         flags.parser.refuse(unknown)
@@ -213,6 +215,10 @@ class CommandParser(argparse.ArgumentParser):
     def _shorten_usage(self) -> None:
         names = (_usage_of(action) for action in self._get_positional_actions())
         self.usage = " ".join(("%(prog)s", *names, "[flags]"))
+
+    @property
+    def own_flags(self) -> Collection[str]:
+        return self._option_string_actions
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit because of unknown arguments, and suggest similar ones."""

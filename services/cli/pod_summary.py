@@ -7,7 +7,8 @@ from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.kai.elsewhere import as_resources
 from shared.dialects.vocabulary import unknown_gpus
-from shared.kubernetes.types import ApiPod, ObjectMeta
+from shared.kubernetes.types import ApiPod, ObjectMeta, PodStatus
+from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count, parse_quantity
@@ -46,6 +47,8 @@ class PodSummary:
     """Of the condition PodScheduled while it is false."""
     rejection: str = ""
     """Why its kubelet rejected it, as `reason: message`."""
+    failure: str = ""
+    """Why it failed, as its kubelet or the container that failed first reports it."""
 
     @property
     def is_active(self) -> bool:
@@ -99,6 +102,19 @@ def _annotated(pod: ApiPod) -> str:
     return instead.text if instead is not None else ""
 
 
+def _failure_of(status: PodStatus) -> str:
+    if status.phase != "Failed":
+        return ""
+    if status.reason:
+        return cut(f"{status.reason}: {status.message}".removesuffix(": "))
+    for container in (*status.init_container_statuses, *status.container_statuses):
+        ended = container.state.terminated or {}
+        if ended.get("exitCode"):
+            reason = ended.get("reason") or "Error"
+            return cut(f"container {container.name}: {reason}, exit code {ended['exitCode']}")
+    return ""
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
     amounts = dict(_amounts(pod))
     return PodSummary(
@@ -130,6 +146,7 @@ def summary_of(pod: ApiPod) -> PodSummary:
         unknown={name: _whole(amounts[name]) for name in unknown_gpus(amounts)},
         annotations=pod.metadata.annotations,
         rejection=rejection_of(pod.status),
+        failure=_failure_of(pod.status),
         unschedulable_message=next(
             (
                 condition.message

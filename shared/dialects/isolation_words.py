@@ -1,6 +1,7 @@
 """The annotation by which a pod or namespace demands what holds its shares; pure."""
 
 import difflib
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -67,12 +68,39 @@ class _Words(HeldBy, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _unknown(text: str) -> RequestError:
-    near = difflib.get_close_matches(text.lower(), (STRICT, *LABELS), n=1)
-    meant = f": did you mean {near[0]}?" if near else ", or leave it out for the default"
+    meant = _meant(text)
+    way = f"did you mean {meant}? Otherwise {_HOW}" if meant else f"{_HOW}, or leave it out"
     return RequestError(
-        f"annotation {ISOLATION} is {text[:64]!r}: {_HOW}{meant}",
-        Change(Place.ANNOTATION, ISOLATION, near[0] if near else ""),
+        f"annotation {ISOLATION} is {text[:64]!r}: {way}",
+        Change(Place.ANNOTATION, ISOLATION, meant),
     )
+
+
+_FIELDS = {"mem": "memory", "cores": "compute", "core": "compute", "gpucores": "compute"}
+"""Other names of what is held."""
+_PAIR = r"([a-z]+) *[=:] *([a-z_-]+)"
+
+
+def _meant(text: str) -> str:
+    """Return the value that was probably meant, or an empty text.
+
+    >>> _meant("memory:driver; cores=Time"), _meant("hami")
+    ('memory=driver,compute=time', 'hami-core')
+    """
+    small = text.lower()
+    near = difflib.get_close_matches(small, (STRICT, *LABELS), n=1)
+    if not re.fullmatch(f"(?:{_PAIR}[,; ]*)+", small):
+        return near[0] if near else ""
+    words = {
+        _FIELDS.get(name, name): next(iter(difflib.get_close_matches(word, LABELS, n=1)), "")
+        for name, word in re.findall(_PAIR, small)
+    }
+    try:
+        demand = msgspec.convert(words, _Words)
+        _check_together(demand)
+    except (*UNDECODABLE, RequestError):
+        return ""
+    return str(demand)
 
 
 def _check_together(demand: HeldBy) -> None:

@@ -8,6 +8,7 @@ raises KubernetesConflictError.
 """
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -457,6 +458,11 @@ def _translating(method: str, path: str) -> Iterator[None]:
         ) from error
     except TimeoutError as error:
         raise UnreachableError(method, path, "it took longer than the timeout") from error
+    except aiohttp.ClientConnectorError as error:
+        number = error.os_error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.os_error.strerror or repr(error)
+        why = f"{error.host}:{error.port} does not respond ({reason})"
+        raise UnreachableError(method, path, why) from error
     except (aiohttp.ClientError, OSError) as error:
         raise UnreachableError(method, path, str(error) or repr(error)) from error
 

@@ -1,13 +1,14 @@
 """How long a pod may run, and is expected to, from its spec and annotations; pure."""
 
 import re
+from fractions import Fraction
 
 from shared.model.bounds import MOST_RUN_S
 from shared.model.budgets.quota import Quota
 from shared.model.change import Change, Place, field_removed, words
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
-from shared.model.quantity import duration_text, parse_duration_s
+from shared.model.quantity import LONGEST, duration_text, parse_duration_s
 from shared.model.requests.request import NO_TERM, Term
 from shared.pods.pod_view import PodView
 
@@ -80,8 +81,22 @@ def _annotated(pod: PodView, annotation: str) -> int | None:
         raise RequestError(f"{fault}: {way}", change) from error
 
 
-_WRITTEN = re.compile(r"(\d{1,6})\s*(d|h|m|s|)[a-z]*", re.ASCII)
-_UNIT_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "": 1}
+_PART = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([a-z]*)[\s,]*", re.ASCII)
+_PARTS = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
+_UNIT_S = {
+    word: seconds
+    for seconds, names in (
+        (604_800, ("w", "wk", "week", "weeks")),
+        (86_400, ("d", "day", "days")),
+        (3_600, ("h", "hr", "hrs", "hour", "hours")),
+        (60, ("m", "min", "mins", "minute", "minutes")),
+        (1, ("s", "sec", "secs", "second", "seconds", "")),
+    )
+    for word in names
+}
+"""A number alone is one of seconds."""
+_ISO = re.compile(r"p((?:\d{1,6}[wd])*)(?:t((?:\d{1,6}(?:\.\d{1,3})?[hms])+))?", re.ASCII)
+"""A duration of ISO 8601, in small letters."""
 _CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,4})(?::|h)([0-5]?\d)(?::([0-5]\d)|m?)", re.ASCII)
 """Days, hours, minutes and seconds, as batch systems have them."""
 
@@ -91,14 +106,27 @@ def _meant_duration(text: str) -> str:
 
     >>> [_meant_duration(text) for text in ("1 hour", "3600", "1-00:30:00", "1h30", "2:00")]
     ['1h', '1h', '24h30m', '1h30m', '']
+    >>> [_meant_duration(text) for text in ("1w", "1.5h", "PT2H30M", "1 h, 30 min", "5 apples")]
+    ['168h', '1h30m', '2h30m', '1h30m', '']
     """
-    written = _WRITTEN.fullmatch(text.strip().lower())
-    seconds = int(written[1]) * _UNIT_S[written[2]] if written else 0
-    clock = _CLOCK.fullmatch(text.strip().lower())
-    if clock and (clock[4] or "h" in text.lower()):
+    small = text.strip().lower()
+    clock = _CLOCK.fullmatch(small)
+    if clock and (clock[4] or "h" in small):
         days, hours, minutes, rest = (int(part or 0) for part in clock.groups())
         seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        iso = _ISO.fullmatch(small)
+        seconds = _sum_of_parts("".join(iso.groups("")) if iso else small)
     return duration_text(seconds) if 1 <= seconds <= MOST_RUN_S else ""
+
+
+def _sum_of_parts(small: str) -> int:
+    """Return the seconds of numbers with units, or 0 for any other text."""
+    parts = _PART.findall(small) if len(small) <= LONGEST and _PARTS.fullmatch(small) else []
+    units = {unit for _, unit in parts}
+    if not units <= _UNIT_S.keys() or ("" in units and len(parts) > 1):
+        return 0
+    return int(sum(Fraction(number) * _UNIT_S[unit] for number, unit in parts))
 
 
 def _seconds(value: float | None) -> int | None:

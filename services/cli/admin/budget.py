@@ -96,6 +96,8 @@ GRANT = "grant"
 
 def budget(flags: BudgetArguments) -> int:
     if flags.words[:1] == (GRANT,) and len(flags.words) > 1:
+        if flags.namespace:
+            raise RequestError("grant names its namespace without -n: grant NAMESPACE MINUTES")
         return _grant(flags)
     if len(flags.words) > 1:
         raise RequestError(
@@ -104,7 +106,9 @@ def budget(flags: BudgetArguments) -> int:
     if flags.reason:
         raise RequestError("--reason has an effect with grant NAMESPACE MINUTES only")
     api = ApiClient(flags)
-    namespace = "".join(flags.words)
+    namespace = "".join(flags.words) or flags.namespace
+    if flags.namespace not in {"", namespace}:
+        raise RequestError(f"name one namespace: {namespace}, or -n {flags.namespace}")
     wide = flags.output == "wide"
 
     def read() -> BudgetsView:

@@ -1,6 +1,7 @@
 """The command `resize`: has a binder change the size of a running container."""
 
 import sys
+from fractions import Fraction
 
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
@@ -43,7 +44,10 @@ def resize(flags: Resize) -> int:
 def _memory_mib(text: str) -> int | None:
     if not text:
         return None
-    amount = parse_quantity(text) / MIB
+    try:
+        amount = parse_quantity(text) / MIB
+    except RequestError:
+        amount = Fraction(0)
     if amount.denominator != 1 or not 1 <= amount <= MOST_MIB:
         raise RequestError(
             f"--memory must be whole MiB, such as 6Gi or 6144Mi, at most 16Ti, got {text}"

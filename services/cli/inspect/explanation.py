@@ -459,8 +459,13 @@ def _describe(pod: PodSummary) -> str:
 
 def _ended(pod: PodSummary, program: str) -> Explanation:
     if not pod.rejection:
+        name = f"{pod.name} -n {pod.namespace}"
         text = f"has {pod.phase.lower()}; its lease has ended"
-        return _explained(pod, "ended", text, next=f"{program} trace {pod.name} -n {pod.namespace}")
+        then = f"{program} trace {name}"
+        if pod.failure:
+            text = f"has failed ({pod.failure}); its lease has ended"
+            then = f"kubectl logs {name} --all-containers; {then}"
+        return _explained(pod, "ended", text, next=then)
     return _explained(
         pod,
         "ended",
@@ -486,11 +491,12 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             for name, amount in pod.unknown.items()
             if (text := did_you_mean(name, amount, pod.requested))
         )
+        instead = meant or f"{request_one().text} instead"
         return _explained(
             pod,
             "foreign",
             f"requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
-            next="; ".join(filter(None, (meant, "recreate the pod with the right resource"))),
+            next=f"{instead} Recreate the pod" if meant else f"{instead}, and recreate the pod",
         )
     if not pod.requests_gpus:
         instead = pod.annotated or f"{request_one(pod.none).text} for one GPU"

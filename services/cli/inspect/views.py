@@ -165,6 +165,7 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
 
 def explain(flags: Explain) -> int:
     from services.cli.inspect.explanation import Explanation, explanation_of
+    from services.cli.inspect.workloads import pod_to_explain
 
     if flags.request:
         from services.cli.request.command import explain_manifest
@@ -173,7 +174,7 @@ def explain(flags: Explain) -> int:
     api = ApiClient(flags)
 
     def read() -> Explanation:
-        pod = api.server.pod(flags.namespace, flags.pod)
+        pod = pod_to_explain(api.server, flags.namespace, flags.pod)
         view = _pod_view(api, pod.pod, flags.idle_after_s)
         cluster = GpusView(read_at=0.0)
         if view is None or view.lease is not None:

@@ -31,7 +31,7 @@ def down(flags: Down) -> int:
     if pid is None and not killed:
         print(f"nothing runs in {directory.root}")
         return 0
-    print("stopped; nothing is left running")
+    print(f"stopped {directory.root}; nothing is left running")
     return 0
 
 

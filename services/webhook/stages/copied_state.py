@@ -16,6 +16,7 @@ from shared.dialects.reserved import (
 )
 from shared.model.change import Change, Hint, Place
 from shared.model.denial import Denial
+from shared.model.names import PREEMPTIBLE
 from shared.pods.manifest_patches import PatchOperation
 from shared.pods.pod_view import PodView
 
@@ -45,7 +46,7 @@ def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
         return None
     return Changes(
         patches=tuple(_patches([*copied, *replaced], node)),
-        warnings=tuple(map(Hint, _warnings(copied, node))),
+        warnings=tuple(_warnings(pod, copied, node)),
         pod=_without(pod, {*copied, *replaced}, node),
     )
 
@@ -76,12 +77,17 @@ def _patches(annotations: Iterable[str], node: str) -> Iterator[PatchOperation]:
         yield remove("/spec", "nodeName")
 
 
-def _warnings(annotations: list[str], node: str) -> Iterator[str]:
+def _warnings(pod: PodView, annotations: list[str], node: str) -> Iterator[Hint]:
     for key in annotations[:MAX_SHOWN]:
+        if key == PREEMPTIBLE:
+            moved = Change(Place.LABEL, key, pod.annotations[key])
+            text = f"annotation {key} was removed, as it is a label: write it into metadata.labels"
+            yield Hint(text, (Change(Place.ANNOTATION, key), moved))
+            continue
         writer = "Leasehold" if is_of_leasehold(key) else "schedulers"
-        yield f"annotation {key} was removed: only {writer} may write it"
+        yield Hint(f"annotation {key} was removed: only {writer} may write it")
     if node:
-        yield (
+        yield Hint(
             f"nodeName {node} was removed, as the pod is a copy of one that was placed: it gets "
             "GPUs of its own, possibly on another node"
         )

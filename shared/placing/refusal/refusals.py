@@ -131,7 +131,7 @@ def _advice(
         return Advice(administrator=NO_NODE)
     rule_hint = RULE_HINTS.get(blocked[0][1].code)
     if rule_hint is not None:
-        return Advice(soon=rule_hint)
+        return Advice(soon=_for_label(request, index) or rule_hint)
     nearest = [node for node, _ in blocked]
     advice = advise(request, nearest, index) or advise(
         request, list(_others(index, excluded, possible, nearest)), index
@@ -411,10 +411,30 @@ RULE_HINTS: Mapping[str, str] = {
     ),
 }
 """What lets a pod run that no node fits by its own rules about other pods, by code."""
+
+
+def _for_label(request: PodRequest, index: NodeIndex) -> str:
+    """Return what helps a pod whose required podAffinity is by a label that no node has."""
+    nodes = index.mirror.nodes.values()
+    for domains in request.node_requirements.domains:
+        if domains.rule is DomainRule.AFFINITY and not any(
+            domains.key in node.facts.labels for node in nodes
+        ):
+            return (
+                f"label nodes with {domains.key}, the topologyKey of the pod's podAffinity, or "
+                "name a label that they have"
+            )
+    return ""
+
+
 NAMED_FAULTS = 4
 NAMED_CLAIMS = 4
 _SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
 """Codes of what ends within seconds, or by the pod's author."""
+_BY_AUTHOR = frozenset(
+    {"GpuEnforcerMissing", "GpuSharingMode", "GpuReplicasOnly", "GpuReplicasTogether"}
+)
+"""Codes whose remedy is one of the pod's author."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
 """Codes of what ends without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
@@ -431,7 +451,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     if not isinstance(text, str):
         text = text(request, nearest)
     text = text.format(node=node.name) if text else "add a node that fits the pod"
-    return Advice(soon=text) if blocked.code in _SOON else Advice(administrator=text)
+    return Advice(soon=text) if blocked.code in _SOON | _BY_AUTHOR else Advice(administrator=text)
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
@@ -520,8 +540,8 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     ),
     "GpuNotShared": "start the agent of node {node} without --isolation",
     "GpuEnforcerMissing": (
-        "demand an enforcer that a node offers in the annotation leasehold.dev/isolation "
-        "(`leasehold gpus` lists them), or leave the annotation out"
+        "remove the annotation leasehold.dev/isolation, or demand in it what a node offers "
+        "(`leasehold gpus` lists that); or have an administrator offer what it demands"
     ),
     "GpuSharingMode": (
         "wait until the leases of a GPU have ended, or leave out the annotation "

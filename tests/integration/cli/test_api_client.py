@@ -206,6 +206,52 @@ async def test_namespaces_labels_and_templates_are_those_of_kubectl(at: Cluster)
     assert version["client"] == version["server"]["version"]
 
 
+async def test_a_workload_is_explained_by_its_pod_or_by_why_it_has_none(at: Cluster) -> None:
+    waits = await waiting_pod(at, "web-5d9c7b8f4-abcde")
+    event = {
+        "metadata": {"name": "e1", "namespace": "default"},
+        "involvedObject": {"kind": "ReplicaSet", "name": "denied-7f8b", "namespace": "default"},
+        "reason": "FailedCreate",
+        "type": "Warning",
+        "message": 'Error creating: admission webhook "x" denied the request: write 8192',
+        "lastTimestamp": "2031-05-01T00:00:00Z",
+    }
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "r", "name": "web-5d9c7b8f4"}
+    async with at.api.client() as client:
+        await created(client, "/api/v1/namespaces/default/events", event)
+        await allow(client, "events")
+        owned = {"metadata": {"ownerReferences": [owner]}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        path = f"/api/v1/namespaces/default/pods/{waits.name}"
+        async with client.patch(path, json=owned, headers=headers) as response:
+            assert response.status == 200
+    await until(lambda: documents(at, "ps"), lambda shown: shown["waiting"])
+
+    by_kind, by_name, denied, guessed, other = await asyncio.gather(
+        documents(at, "explain", "deploy/web"),
+        documents(at, "explain", "web"),
+        at.leasehold("explain", "deploy/denied"),
+        at.leasehold("explain", "denied"),
+        at.leasehold("explain", "job/web"),
+    )
+
+    assert (by_kind["name"], by_name["name"]) == (waits.name, waits.name)
+    why = "its ReplicaSet denied-7f8b could not create one, last at 2031-05-01T00:00:00Z: write"
+    assert f"there is no pod of Deployment default/denied: {why} 8192" in denied.err
+    assert f"there is no pod of default/denied: {why} 8192" in guessed.err
+    assert "there is no pod of Job default/web" in other.err
+    assert {denied.code, guessed.code, other.code} == {1}
+
+
+async def allow(client: aiohttp.ClientSession, resource: str) -> None:
+    """Let `member` list these objects in `default`, too."""
+    path = f"{RBAC}/namespaces/default/roles/pods"
+    rules = [{"apiGroups": [""], "resources": ["pods", resource], "verbs": ["get", "list"]}]
+    headers = {"Content-Type": "application/merge-patch+json"}
+    async with client.patch(path, json={"rules": rules}, headers=headers) as response:
+        assert response.status == 200
+
+
 async def test_completion_offers_what_the_cluster_has(at: Cluster) -> None:
     lease = await reserve_lease(at.shown)
     await waiting_pod(at, "mine")

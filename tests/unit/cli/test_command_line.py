@@ -109,7 +109,7 @@ def test_a_pod_without_a_lease_is_not_resized(
     assert "pod default/p holds no lease" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("size", ["0", "6", "17Ti", "1e30"])
+@pytest.mark.parametrize("size", ["0", "6", "17Ti", "1e30", "8GB", " 6 GiB "])
 def test_a_size_that_no_gpu_has_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("resize", "p", "-n", "default", "--memory", size) == 2
 
@@ -138,8 +138,11 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
     assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
     assert code_of(*command, "team-a/my-pod") == 2
     assert "set the namespace with -n: my-pod -n team-a" in capsys.readouterr().err
-    assert code_of(*command, "deployment.apps/notebook") == 2
-    assert "is not a pod: `kubectl get pods` lists its pods" in capsys.readouterr().err
+    for written in ("pods/my-pod", "po/my-pod"):
+        assert build_parser().parse_args([*command, written]).command == command[0]
+    if command != ("explain",):
+        assert code_of(*command, "deployment.apps/notebook") == 2
+        assert "explain deployment.apps/notebook` explains" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,6 +156,9 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
         (("top", "--sort", "core"), "did you mean cores?"),
         (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
         (("trace", ""), "argument POD: '' must not be empty"),
+        (("-n", "team-a", "ps"), "flags follow the command, such as leasehold ps -n team-a"),
+        (("budget", "a", "-n", "b"), "name one namespace: a, or -n b"),
+        (("budget", "grant", "a", "5", "-n", "b"), "grant NAMESPACE MINUTES"),
         (("explain", "p", "-n", ""), "argument -n/--namespace: '' must not be empty"),
         (("budget", "grant", "", "5"), "argument NAMESPACE: '' must not be empty"),
         (("budget", "a", "--reason", "why"), "--reason has an effect with grant"),

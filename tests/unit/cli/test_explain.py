@@ -541,6 +541,39 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
 
 
 @pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"reason": "DeadlineExceeded", "message": "too long"}, "DeadlineExceeded: too long"),
+        (
+            {
+                "containerStatuses": [
+                    {"name": "log", "state": {"terminated": {"exitCode": 0}}},
+                    {
+                        "name": "main",
+                        "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+                    },
+                ]
+            },
+            "container main: OOMKilled, exit code 137",
+        ),
+    ],
+)
+def test_a_pod_that_failed_is_explained_with_its_reason(status: dict[str, Any], why: str) -> None:
+    ran = [{"name": "main", "state": {"terminated": {"exitCode": 137}}}]
+    failed = {
+        "metadata": {"name": "p", "namespace": "team", "uid": "u"},
+        "spec": {"schedulerName": "leasehold", "nodeName": "node-0"},
+        "status": {"phase": "Failed", "containerStatuses": ran} | status,
+    }
+    summary = summary_of(msgspec.convert(failed, ApiPod))
+
+    answer = explanation_of(summary, None, OURS)
+
+    assert answer.text == f"team/p has failed ({why}); its lease has ended"
+    assert answer.next.startswith("kubectl logs p -n team --all-containers; ")
+
+
+@pytest.mark.parametrize(
     ("rejection", "line"),
     [
         ("OutOfcpu: Node didn't have enough resource: cpu", "which took its last cpu"),

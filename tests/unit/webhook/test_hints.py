@@ -168,13 +168,14 @@ ANNOTATIONS = (
         for value in (
             *("strong", "Strict", "hami", "memory=mig", "compute=mps,memory=hami-core", "x"),
             *("mps_shared", "mps-shared", "compute=mps-shared,memory=mps"),
+            *("memory:driver", "memory=hami;cores=none", "memory=driver compute=none"),
         )
     ),
     annotated("leasehold.dev/isolation", "mps-shared", T4 | {"nvidia.com/gpu": "2"}),
     *(
         annotated(f"leasehold.dev/{key}", value)
         for key in ("max-run-time", "expected-run-time")
-        for value in ("1 hour", "3600", "90 minutes", "2H", "1d")
+        for value in ("1 hour", "3600", "90 minutes", "2H", "1d", "1w", "1.5h", "PT2H", "1h 30m")
     ),
     *(annotated(key, "1h") for key in ("leasehold.dev/max-run-times", "leasehold.dev/max-runtime")),
     annotated("tencent.com/vcuda-core-limit", "80", TENCENT),
@@ -206,6 +207,7 @@ ANNOTATIONS = (
     annotated(f"{GANG}mode", "strict"),
     annotated(f"{GANG}match-policy", "waiting-and-runing"),
     annotated("leasehold.dev/isolation", "exclusive"),
+    annotated("leasehold.dev/preemptible", "false"),
     *(
         annotated("leasehold.dev/isolation", demand, limits)
         for demand, limits in (
@@ -266,7 +268,10 @@ def test_a_pod_that_may_run_for_longer_than_its_quota_allows_gets_as_long_as_it_
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1h30", 5400), ("01:30:00", 5400), ("1-00:00:30", 86_430), ("90 minutes", 5400)],
+    [
+        *(("1h30", 5400), ("01:30:00", 5400), ("1-00:00:30", 86_430), ("90 minutes", 5400)),
+        *(("1w", 604_800), ("1.5h", 5400), ("PT2H30M", 9000), ("1h 30m", 5400)),
+    ],
 )
 def test_a_run_time_as_people_write_it_is_as_long(text: str, seconds: int) -> None:
     followed = follow(of(T4, notes={RUN_TIME: text}))
