@@ -1,7 +1,9 @@
 """Pods of other schedulers that wait for ResourceClaims of our DeviceClasses; pure.
 
-A pod counts while one of its claims is for our devices. Kept are the pods that have claims and no
-node, and the claims that may decide: those without an allocation, and those with one of ours.
+A pod counts while one of its claims is for our devices, once its scheduler has a reason why it
+waits, or does not respond: one that gets a node at once is not published. Kept are the pods that
+have claims and no node, and the claims that may decide: those without an allocation, and those with
+one of ours.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,6 +64,10 @@ class ClaimingPods:
         """The published pods."""
         self._ended: dict[PodUid, ObservedPod] = {}
         """Published pods that were deleted, or have ended, and are not published as such yet."""
+        self._untried: set[PodUid] = set()
+        """Pods without a reason at the last call of `note_untried` ..."""
+        self._ignored: set[PodUid] = set()
+        """... and at the call before it."""
         self._claims: dict[Namespace, dict[str, _Claim]] = {}
         self._classes: set[str] = set()
 
@@ -99,6 +105,19 @@ class ClaimingPods:
         if self._classes != before:
             self.changed.update(self._waiting)
 
+    def note_untried(self) -> None:
+        """Let pods count whose scheduler had no reason at the last call either."""
+        untried = {
+            pod.pod: pod.namespace
+            for pods in self._waiting.values()
+            for pod in pods.values()
+            if not pod.reason
+        }
+        ignored = self._untried & untried.keys()
+        self.changed.update(untried[pod] for pod in ignored - self._ignored)
+        self._untried = set(untried)
+        self._ignored = ignored
+
     def update(self) -> list[ClaimingEvent]:
         """Return the events of pods that wait now, wait for another reason, or wait no longer."""
         namespaces = self.changed
@@ -132,7 +151,12 @@ class ClaimingPods:
             for name, claim in self._claims.get(namespace, {}).items()
             if claim.has_ours or not self._classes.isdisjoint(claim.classes)
         }
-        counting = [pod for pod in pods if pod.awaited and not ours.isdisjoint(pod.awaited.names)]
+        counting = [
+            pod
+            for pod in pods
+            if pod.awaited and not ours.isdisjoint(pod.awaited.names)
+            if pod.reason or pod.pod in self._ignored or pod.pod in self.published
+        ]
         return nsmallest(MOST_OF_NAMESPACE, counting, key=_place)
 
     def _remove(self, pod: ObservedPod) -> None:

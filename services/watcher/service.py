@@ -374,6 +374,8 @@ class Watcher:
             events += self.claims.resync_unanswered()
             events += self.pods.resync_shard(self._next_generation(), shard)
             events += self.claiming.resync_shard(shard)
+            self.claiming.note_untried()
+            self._announce_claiming()
             if events:
                 yield events
 

@@ -130,6 +130,11 @@ async def test_a_pod_of_another_scheduler_waits_for_our_claim_until_it_is_delete
             manifest["spec"] |= {"schedulerName": "default-scheduler", "resourceClaims": uses}
             assert (await client.post(pods, json=manifest)).status == 201
 
+            condition = {"type": "PodScheduled", "status": "False", "message": "no device"}
+            await client.patch(
+                f"{pods}/{name}/status", json={"status": {"conditions": [condition]}}, headers=MERGE
+            )
+
         (waits,) = await received(inbox, 1)
         for name in ("theirs", "ours"):
             await client.delete(f"{pods}/{name}")

@@ -34,6 +34,7 @@ TEAM = Namespace("team")
 BY_NAME = [{"name": "gpu", "resourceClaimName": "gpu"}]
 BY_TEMPLATE = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
 OUT_OF_GPUS = "0/3 nodes are available: 3 cannot allocate all claims."
+REFUSED = {"type": "PodScheduled", "status": "False", "message": OUT_OF_GPUS}
 
 
 def parsed(uid: str = "u1", status: dict[str, Any] | None = None, **spec: Any) -> ObservedPod:
@@ -48,7 +49,7 @@ def parsed(uid: str = "u1", status: dict[str, Any] | None = None, **spec: Any) -
             "resourceClaims": BY_NAME,
             **spec,
         },
-        "status": status or {},
+        "status": {"conditions": [REFUSED], **(status or {})},
     }
     return PARSER.parse(msgspec.json.decode(msgspec.json.encode(raw), type=ApiPod))
 
@@ -81,9 +82,8 @@ def waiting(pods: ClaimingPods) -> list[tuple[str, str, bool]]:
 
 def test_a_pod_of_another_scheduler_that_waits_for_our_devices_is_published() -> None:
     pods = knowing(OURS)
-    condition = {"type": "PodScheduled", "status": "False", "message": OUT_OF_GPUS}
 
-    pods.observe([(parsed(status={"conditions": [condition]}), None)])
+    pods.observe([(parsed(), None)])
     [event] = pods.update()
 
     assert isinstance(event, PodHandedOver)
@@ -99,12 +99,12 @@ def test_a_pod_of_another_scheduler_that_waits_for_our_devices_is_published() ->
 def test_it_is_published_again_if_its_reason_changes_and_else_by_resyncs() -> None:
     pods = knowing(OURS)
     first = parsed()
-    refused = structs.replace(first, reason=OUT_OF_GPUS)
+    refused = structs.replace(first, reason="no CPU")
 
     pods.observe([(first, None)])
-    assert waiting(pods) == [("u1", "", False)]
-    pods.observe([(refused, first)])
     assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
+    pods.observe([(refused, first)])
+    assert waiting(pods) == [("u1", "no CPU", False)]
     pods.observe([(structs.replace(refused, resource_version="9"), refused)])
     assert waiting(pods) == []
 
@@ -130,11 +130,11 @@ def test_it_is_published_once_its_claim_is_there_and_not_after_that_is_deleted()
     assert waiting(pods) == []
 
     pods.update_claims([OURS])
-    assert waiting(pods) == [("u1", "", False)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
     pods.update_claims([claim("gpu", uid="an earlier claim of the name")])
     assert waiting(pods) == []
     pods.update_claims([claim("gpu")])
-    assert waiting(pods) == [("u1", "", True)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, True)]
 
 
 def test_a_claim_is_one_of_ours_once_its_class_is_and_while_it_has_our_devices() -> None:
@@ -143,13 +143,13 @@ def test_a_claim_is_one_of_ours_once_its_class_is_and_while_it_has_our_devices()
     assert waiting(pods) == []
 
     pods.update_classes({"team-gpu": True})
-    assert waiting(pods) == [("u1", "", False)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
     pods.update_classes({"team-gpu": False})
-    assert waiting(pods) == [("u1", "", True)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, True)]
     pods.update_claims(
         [OURS._replace(allocation=allocated("c1", on(uuid("a", 0))), classes=frozenset())]
     )
-    assert waiting(pods) == [("u1", "", False)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
 
 
 def test_a_claim_from_a_template_is_known_by_the_status_of_its_pod() -> None:
@@ -161,7 +161,7 @@ def test_a_claim_from_a_template_is_known_by_the_status_of_its_pod() -> None:
     pods.observe([(first, None)])
     assert waiting(pods) == []
     pods.observe([(second, first)])
-    assert waiting(pods) == [("u1", "", False)]
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
 
 
 def test_its_wait_ends_with_a_node_and_a_plan_for_it_with_the_pod() -> None:
@@ -189,6 +189,23 @@ def test_its_wait_ends_with_a_node_and_a_plan_for_it_with_the_pod() -> None:
     assert pods.resync() == []
 
 
+def test_a_pod_that_its_scheduler_has_not_tried_is_published_if_that_lasts() -> None:
+    pods = knowing(OURS)
+    placed, ignored = (parsed(uid, {"conditions": []}) for uid in ("u1", "u2"))
+
+    pods.observe([(placed, None), (ignored, None)])
+    assert waiting(pods) == []
+    pods.note_untried()
+    pods.observe([(parsed("u1", nodeName="n"), placed)])
+    assert waiting(pods) == []
+    pods.note_untried()
+    assert waiting(pods) == [("u2", "", False)]
+    pods.note_untried()
+    assert pods.changed == set()
+    pods.observe([(parsed("u2"), ignored)])
+    assert waiting(pods) == [("u2", OUT_OF_GPUS, False)]
+
+
 def test_of_a_namespace_with_very_many_the_first_by_priority_and_age_are_published() -> None:
     pods = knowing(OURS)
     many = [
@@ -200,7 +217,10 @@ def test_of_a_namespace_with_very_many_the_first_by_priority_and_age_are_publish
 
     urgent = parsed("urgent", priority=1000)
     pods.observe([(urgent, None)])
-    assert waiting(pods) == [(many[-3].name, "", True), ("urgent", "", False)]
+    assert waiting(pods) == [
+        (many[-3].name, OUT_OF_GPUS, True),
+        ("urgent", OUT_OF_GPUS, False),
+    ]
     pods.observe([(None, many[0]), (None, many[-1])])
     assert [type(event).__name__ for event in pods.update()] == ["PodTerminated", "PodHandedOver"]
     assert len(pods.published) == MOST_OF_NAMESPACE
