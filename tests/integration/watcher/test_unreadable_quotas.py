@@ -37,18 +37,20 @@ async def first_batch(answers: Sequence[Step]) -> tuple[Quota, ...]:
         else:
             await lists(version=1)(exchange)
 
-    async with ScriptedApiserver(*[answer] * 50) as server:
-        async with KubernetesClient(ClusterCredentials(server=server.url)) as kube:
-            published: asyncio.Queue[tuple[Quota, ...]] = asyncio.Queue()
+    async with (
+        ScriptedApiserver(*[answer] * 50) as server,
+        KubernetesClient(ClusterCredentials(server=server.url)) as kube,
+    ):
+        published: asyncio.Queue[tuple[Quota, ...]] = asyncio.Queue()
 
-            async def watch() -> None:
-                async for batch in QuotaReflectors(kube).batches():
-                    published.put_nowait(batch)
+        async def watch() -> None:
+            async for batch in QuotaReflectors(kube).batches():
+                published.put_nowait(batch)
 
-            watching = asyncio.create_task(watch())
-            first = await published.get()
-            await end(watching)
-            return first
+        watching = asyncio.create_task(watch())
+        first = await published.get()
+        await end(watching)
+        return first
 
 
 async def test_none_are_published_before_they_could_be_read(
