@@ -24,11 +24,12 @@ COMPLETE = "__complete"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    sys.setrecursionlimit(RECURSION_LIMIT)
     program = program_name()
     words = sys.argv[1:] if argv is None else argv
-    if argv is None and not os.environ.get(DEBUG_VARIABLE):
-        sys.excepthook = _report_bug
+    if argv is None:  # the process is this command's
+        sys.setrecursionlimit(RECURSION_LIMIT)
+        if not os.environ.get(DEBUG_VARIABLE):
+            sys.excepthook = _report_bug
     name = program
     try:
         if words[:1] == [COMPLETE]:

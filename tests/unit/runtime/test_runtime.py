@@ -372,10 +372,11 @@ from shared.runtime.run import run
 run(read, service="test", log_level="info")
 """
 COMMAND = """
-import asyncio, contextlib, io
+import asyncio, contextlib, io, sys
 from services.cli.__main__ import main
+sys.argv[1:] = ["__complete"]
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    main(["__complete"])
+    main()
 asyncio.run(read())
 """
 
