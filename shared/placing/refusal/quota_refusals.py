@@ -25,8 +25,6 @@ BUDGET = "budget"
 RUN_TIME = "runTime"
 """In place of a measure: the pod may run for longer than any of the namespace's may."""
 
-NOTHING_LESS = "its containers cannot request so little"
-
 PACKED = DeviceOrder.BINPACK
 """Of pods that may use few devices."""
 
@@ -262,7 +260,9 @@ def _hint_about_amounts(
         return Hint(f"waiting does not help: {now.text}; or {administrator}", now.changes)
     most = _smaller(amounts, places, lambda excess: excess.limit, pod)
     if not most.text:
-        least = "" if any(excess.limit == 0 for excess in amounts) else f"{NOTHING_LESS}: "
+        least = ""
+        if pod is not None and all(excess.limit for excess in amounts):
+            least = f"in the words of {pod.request.dialect} the pod cannot request so little: "
         return Hint(f"waiting does not help: {least}{administrator}")
     text = f"waiting alone does not help: {most.text}, and {ends}; or {administrator}"
     return Hint(text, most.changes)

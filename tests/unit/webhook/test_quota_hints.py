@@ -8,6 +8,7 @@ import jsonpatch
 import pytest
 from msgspec import to_builtins
 
+from services.webhook.pod_admission import SchedulerChoice
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.leases.ledger import budget_hint
 from shared.placing.refusal.quota_refusals import no_budget, over_quota, quota_hint
@@ -267,3 +268,30 @@ def test_a_pod_without_a_maximum_run_time_gets_the_longest_that_its_quota_allows
     patched = jsonpatch.apply_patch(wrong, to_builtins(json_patch(wrong, hint.changes)))
     assert over_quota(NAMESPACE, [excess], None).hint == hint.text
     assert follow(patched).request.term.max_run_s == 7200
+
+
+KAI = SchedulerChoice(served=frozenset({"leasehold", "kai-scheduler"}))
+OF_CONTAINER = "nvidia.com/container.main."
+IN_ANNOTATIONS: tuple[dict[str, str], ...] = (
+    {"gpu-fraction": "0.5"},
+    {"gpu-memory": "8000"},
+    {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"},
+    {f"{OF_CONTAINER}gpu-memory.request": "8Gi", f"{OF_CONTAINER}gpu-compute.request": "0.5"},
+)
+
+
+@pytest.mark.parametrize("notes", IN_ANNOTATIONS, ids=str)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_pod_that_requests_by_annotations_gets_others(
+    notes: dict[str, str], measure: str
+) -> None:
+    wrong = pod(container("main"), notes=notes, schedulerName="kai-scheduler")
+    free = charge(follow(wrong, schedulers=KAI).request)
+    amount = len(free.devices) if measure == "cards" else getattr(free, measure)
+    if amount == 1:
+        return
+
+    followed = follow(wrong, team=allowed(**{measure: amount // 2}), schedulers=KAI)
+
+    assert "request at most" in followed.hints[0].text
+    assert followed.request.dialect == "kai"
