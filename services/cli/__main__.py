@@ -10,7 +10,7 @@ from typing import Any
 
 from services.cli.parser import NO_FILES, build_parser, candidates, parse
 from services.cli.terminal import program_name
-from shared.model.bounds import printable_lines
+from shared.model.bounds import RECURSION_LIMIT, printable_lines
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.runtime.settings import argument_variables
 from shared.runtime.variables import check_variables
@@ -26,8 +26,10 @@ COMPLETE = "__complete"
 def main(argv: Sequence[str] | None = None) -> None:
     program = program_name()
     words = sys.argv[1:] if argv is None else argv
-    if argv is None and not os.environ.get(DEBUG_VARIABLE):
-        sys.excepthook = _report_bug
+    if argv is None:  # the process is this command's
+        sys.setrecursionlimit(RECURSION_LIMIT)
+        if not os.environ.get(DEBUG_VARIABLE):
+            sys.excepthook = _report_bug
     name = program
     try:
         if words[:1] == [COMPLETE]:
@@ -82,8 +84,8 @@ def _in_namespace(arguments: Any) -> Any:
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
     sys.stderr.write(
-        f"leasehold: a bug, or data of another version: {kind.__name__}: {error}; "
-        f"{DEBUG_VARIABLE}=1 shows where\n"
+        f"leasehold: a bug, or data of another version: {kind.__name__}: "
+        f"{printable_lines(str(error))}; {DEBUG_VARIABLE}=1 shows where\n"
     )
     sys.stderr.flush()
     os._exit(BUG_EXIT_CODE)

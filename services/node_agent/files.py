@@ -4,17 +4,13 @@ And what it may safely do in directories that containers can write to.
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path, PurePath
 from threading import get_ident
 
-SOME = 1000
-"""Entries of a directory that are held at once."""
 MOST_REMOVED = 100_000
 """About as many entries are removed in one call: a few seconds of work."""
 
@@ -86,42 +82,47 @@ def remove_tree(directory: Path) -> None:
     """Remove a directory in which a container may have made anything, or may still.
 
     Directories in it are moved up to the first level, so that their depth costs neither descriptors
-    nor stack. No link is followed. Raises OSError, also after `MOST_REMOVED` entries: what is left
-    goes with the next call.
+    nor stack. No link is followed. What cannot be removed keeps nothing else. Raises OSError if
+    something is left, also after `MOST_REMOVED` entries: the next call goes on.
     """
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         count = 0
-        while entries := _some_entries(top):
-            for entry in entries:
-                count += _remove_entry(entry, top)
-            if count > MOST_REMOVED:
-                raise OSError(errno.EAGAIN, "it has too many files to remove at once", directory)
+        before = -1
+        while before < count <= MOST_REMOVED:
+            before = count
+            count += _empty(top, top, MOST_REMOVED - count)
     finally:
         os.close(top)
     directory.rmdir()
 
 
-def _remove_entry(entry: "os.DirEntry[str]", top: int) -> int:
-    """Remove an entry of the first level, a directory with its files; return how many they were."""
-    if not entry.is_dir(follow_symlinks=False):
-        os.unlink(entry.name, dir_fd=top)
-        return 1
-    inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+def _empty(directory: int, top: int, most: int) -> int:
+    """Remove the entries of a directory, and move directories up; return how many it has less."""
+    count = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if count > most:
+                break
+            with contextlib.suppress(OSError):
+                if directory == top and entry.is_dir(follow_symlinks=False):
+                    count += _remove_first_level(entry.name, top, most - count)
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    os.rename(entry.name, secrets.token_hex(), src_dir_fd=directory, dst_dir_fd=top)
+                else:
+                    os.unlink(entry.name, dir_fd=directory)
+                count += 1
+    return count
+
+
+def _remove_first_level(name: str, top: int, most: int) -> int:
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
-        entries = _some_entries(inner)
-        for below in entries:
-            if below.is_dir(follow_symlinks=False):
-                os.rename(below.name, secrets.token_hex(), src_dir_fd=inner, dst_dir_fd=top)
-            else:
-                os.unlink(below.name, dir_fd=inner)
+        count = _empty(inner, top, most)
     finally:
         os.close(inner)
-    if len(entries) < SOME:
-        os.rmdir(entry.name, dir_fd=top)
-    return len(entries) + 1
-
-
-def _some_entries(directory: int) -> "list[os.DirEntry[str]]":
-    with os.scandir(directory) as entries:
-        return list(islice(entries, SOME))
+    with contextlib.suppress(OSError):  # something is left
+        os.rmdir(name, dir_fd=top)
+        count += 1
+    return count

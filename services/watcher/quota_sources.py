@@ -30,6 +30,10 @@ from shared.model.names import Namespace
 logger = logging.getLogger(__name__)
 
 CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
+REFUSED_S = 60.0
+"""How long quotas of a source that refuses to be read are waited for, before the others are
+published without them: an API server that has just started denies for half a minute what it
+permits."""
 INVALID = Gauge(
     "leasehold_quota_invalid",
     "1 while the GPUQuota, or the ConfigMap gpuquota, of this name is invalid.",
@@ -82,6 +86,8 @@ class QuotaReflectors:
 
     async def _watch(self, path: str, selector: str, apply: _Apply, synced: asyncio.Event) -> None:
         logged = ""
+        clock = asyncio.get_running_loop().time
+        refused_until = clock() + REFUSED_S
         following = follow(
             self.client, path, RawObject, retry_s=UNKNOWN_KIND_RETRY_S, field_selector=selector
         )
@@ -96,7 +102,8 @@ class QuotaReflectors:
                     logged = str(refusal)
                 for named, item in batch.changed:
                     _apply_valid(apply, named.name, item)
-                if batch.listed or refusal is not None:
+                has_none = isinstance(refusal, NotFoundError)
+                if batch.listed or has_none or (refusal is not None and clock() >= refused_until):
                     synced.set()
                 self._changed.set()
 

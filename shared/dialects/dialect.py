@@ -173,6 +173,8 @@ class Dialect:
     limits: Callable[[GpuRequest, PodRequest], dict[str, int]]
     """Returns the limits with which a container of this pod would request the same, for advice;
     empty if the pod's resources cannot express it."""
+    annotations: Callable[[GpuRequest, PodRequest], dict[str, str]] = lambda _container, _pod: {}
+    """Returns the annotations with which a container requests the same, where limits do not."""
     part: str = ""
     """The field of `GpuRequest` by which a container could request a part of a whole device's
     memory instead, or empty if it cannot."""

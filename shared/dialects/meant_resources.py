@@ -82,7 +82,7 @@ _UNIT_MIB = {
 FOREIGN_GIB = 256
 """Of systems that Leasehold does not read, less memory is a number of GiB: several of them count
 so, and no program for CUDA runs in so few MiB."""
-_MIG = re.compile(r"nvidia\.com/mig-(\d)g\.(\d+)gb.*", re.ASCII)
+_MIG = re.compile(r"nvidia\.com/mig[-_.]?(\d)g[-_.]?(\d+)gb.*", re.ASCII)
 _OF_SIZE = re.compile(r"nvidia\.com/gpu-(\d{1,4})gb", re.ASCII)
 """A part of a GPU with so much memory, as some operators of MPS name it."""
 ACCELERATORS = re.compile(

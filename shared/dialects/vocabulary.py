@@ -47,6 +47,7 @@ LEFT_ALONE = ("hami.io/webhook", "ignore")
 """Label of pods that admission completes for no scheduler."""
 _ARTICLES = {Place.ANNOTATION: "an", Place.LABEL: "a"}
 _GANG = "gang.scheduling.koordinator.sh/"
+_KUEUE = "kueue.x-k8s.io/podset-"
 _POLICY_NOTE = (
     f"`{pod_groups.WAITING_AND_RUNNING}`; `{pod_groups.ONCE_SATISFIED}` has the same effect here; "
     "`only-waiting` is refused"
@@ -105,6 +106,17 @@ _OWN_ROWS = (
         "no agent serves it; request nvidia.com/gpumem with the annotation nvidia.com/vgpu-mode: "
         "mig",
     ),
+    Word(
+        f"{_KUEUE}unconstrained-topology", Place.ANNOTATION, note="the default: nothing is required"
+    ),
+    Word(
+        f"{_KUEUE}slice-*", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "all pods of a gang are kept together, not slices of it",
+    ),
+    Word(
+        f"{_KUEUE}group-name", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "write the pods that have to be together into one gang",
+    ),
     *(Word(key, Place.ANNOTATION) for key in AUTHOR_ANNOTATIONS),
     *(Word(key, Place.LABEL) for key in (PREEMPTIBLE, HANDED_OVER)),
 )  # fmt: skip
@@ -134,6 +146,7 @@ PREFIXES = (
     "scheduling.koordinator.sh/device-",
     "scheduling.koordinator.sh/gpu-",
     _GANG,
+    _KUEUE,
     "pod-group.scheduling.sigs.k8s.io",
     "tencent.com/vcuda",
     "leasehold.dev/",
@@ -242,11 +255,13 @@ def _misplaced_texts(
 ) -> Iterator[MisplacedKey]:
     for name in sorted(texts):
         word = _word_of(name, place)
-        if word is None and not name.lower().startswith(PREFIXES):
+        small = name.lower()
+        of_domain = _BY_SMALL_LETTERS.get(_in_right_domain(small))
+        if word is None and of_domain is None and not small.startswith(PREFIXES):
             continue
         fault = f"{place} {name} has no effect"
         if word is None:
-            word = _known_text(name.lower(), place)
+            word = of_domain or _known_text(small, place)
         elif word.effect is WordEffect.NO_EFFECT and word.place is place:
             yield MisplacedKey(f"{fault}: {word.note}")
             continue
@@ -265,6 +280,28 @@ def _misplaced_texts(
             yield MisplacedKey(
                 text, (Change(place, name), Change(word.place, word.name, texts[name]))
             )
+
+
+_DOMAINS = {
+    "hami": "hami.io",
+    "koordinator": "koordinator.sh",
+    "leasehold": "leasehold.dev",
+    "nvidia": "nvidia.com",
+    "tencent": "tencent.com",
+    "volcano": "volcano.sh",
+}
+"""By how they begin."""
+
+
+def _in_right_domain(small: str) -> str:
+    """Return a key whose domain only begins as one of these, in the right one, or an empty text.
+
+    >>> _in_right_domain("volcano.com/vgpu-number"), _in_right_domain("nvidia.com/gpu")
+    ('volcano.sh/vgpu-number', '')
+    """
+    domain, _, ending = small.rpartition("/")
+    right = _DOMAINS.get(domain.partition(".")[0], domain)
+    return "" if domain == right else f"{right}/{ending}"
 
 
 def _word_of(name: str, place: Place) -> Word | None:
@@ -316,7 +353,8 @@ def meant(name: str, amount: int, container: str = "") -> Hint | None:
 
     For example, `meant("nvidia.com/GPU", 1).text` is "nvidia.com/gpu".
     """
-    word = _RESOURCES.get(name.lower())
+    small = name.lower()
+    word = _RESOURCES.get(small) or _RESOURCES.get(_in_right_domain(small))
     if word is None or word.effect is not WordEffect.SUPPORTED:
         return meant_resource(name, amount, container)
     changes = limit(container, name), limit(container, word.name, amount)

@@ -12,6 +12,10 @@ from msgspec import Meta
 
 from shared.model.errors import UNDECODABLE, RequestError
 
+RECURSION_LIMIT = 12_000
+"""Of processes that read objects of the API server. These have up to 10,000 levels, as Go decodes
+them: users choose the parameters of a ResourceClaim, for example. msgspec counts a level as a
+call."""
 MOST = 2**53 - 1
 """JSON, MessagePack and the ledger's functions represent it exactly."""
 MOST_VERSION = 2**52

@@ -17,6 +17,10 @@ class Place(StrEnum):
     FIELD = "field"
 
 
+DEADLINE = "spec.activeDeadlineSeconds"
+"""A field of pods whose value is a number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """For example, `Change(Place.RESOURCE, "nvidia.com/gpu", "1", "main")` requests a GPU."""

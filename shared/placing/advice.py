@@ -98,6 +98,13 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
     if dialect is not None:
         for old, new in zip(before.containers, after.containers, strict=True):
             changes += _limit_changes(old, new, before, after, dialect)
+            was = dialect.annotations(old, before)
+            now = dialect.annotations(new, after)
+            changes += [
+                Change(Place.ANNOTATION, key, now.get(key, ""))
+                for key in {**was, **now}
+                if was.get(key) != now.get(key)
+            ]
         for name, annotations in dialect.request_fields.items():
             if field_of(before, name) != field_of(after, name):
                 changes += [Change(Place.ANNOTATION, annotation) for annotation in annotations]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.model.change import Change, Place
+from shared.model.change import DEADLINE, Change, Place
 
 PatchValue = str | int | bool | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 
@@ -53,10 +53,16 @@ def json_patch(pod: Mapping[str, Any], changes: Iterable[Change]) -> tuple[Patch
                 value, _, effect = change.value.partition(":")
                 patch.append(path, {"key": change.name, "value": value, "effect": effect})
             elif change.place is Place.FIELD:
-                patch.add(path, _BOOLEANS.get(change.value, change.value))
+                patch.add(path, _field_value(change))
             else:
                 patch.add(path, change.value)
     return tuple(patch.operations)
+
+
+def _field_value(change: Change) -> str | bool | int:
+    if change.name == DEADLINE:
+        return int(change.value)
+    return _BOOLEANS.get(change.value, change.value)
 
 
 class _Patch:
@@ -66,7 +72,7 @@ class _Patch:
         self.document: Any = copy.deepcopy(document)
         self.operations: list[PatchOperation] = []
 
-    def add(self, path: Sequence[Token], value: str | bool) -> None:
+    def add(self, path: Sequence[Token], value: str | bool | int) -> None:
         self._parent(path)[path[-1]] = value
         self._operation("add", path, value)
 

@@ -5,14 +5,12 @@ from fractions import Fraction
 
 from shared.model.bounds import MOST_RUN_S
 from shared.model.budgets.quota import Quota
-from shared.model.change import Change, Place, field_removed, words
+from shared.model.change import DEADLINE, Change, Place, field_removed, words
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
 from shared.model.quantity import LONGEST, duration_text, parse_duration_s
 from shared.model.requests.request import NO_TERM, Term
 from shared.pods.pod_view import PodView
-
-_DEADLINE = "spec.activeDeadlineSeconds"
 
 
 def parse_term(pod: PodView) -> Term:
@@ -54,8 +52,8 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     if quota.max_run_s is not None and given > quota.max_run_s:
         most = duration_text(quota.max_run_s)
         written = Change(Place.ANNOTATION, MAX_RUN_TIME, most)
-        changes = (field_removed(_DEADLINE), written) if given == spec else (written,)
-        name = _DEADLINE if given == spec else f"annotation {MAX_RUN_TIME}"
+        changes = (field_removed(DEADLINE), written) if given == spec else (written,)
+        name = DEADLINE if given == spec else f"annotation {MAX_RUN_TIME}"
         raise RequestError(
             f"{name} lets the pod run for {duration_text(given)}, and the GPUQuota of namespace "
             f"{pod.namespace} allows {most} at most: {words(changes)}",

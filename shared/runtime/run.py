@@ -13,7 +13,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from shared.model.bounds import LATEST_S, cut
+from shared.model.bounds import LATEST_S, RECURSION_LIMIT, cut
 from shared.model.clock import end, in_background, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
@@ -84,9 +84,6 @@ async def sending_heartbeats(
 
 logger = logging.getLogger(__name__)
 
-RECURSION_LIMIT = 12_000
-"""Objects of the API server have up to 10,000 levels, as Go decodes them: users choose the
-parameters of a ResourceClaim, for example. msgspec counts a level as a call."""
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
 """For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 

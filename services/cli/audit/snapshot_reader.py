@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -102,13 +102,20 @@ async def node_names(kubernetes: KubernetesClient) -> frozenset[NodeName]:
 
 
 async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] | None:
-    """Return the ResourceClaims with devices of our driver, or None if they cannot be read."""
+    """Return the ResourceClaims with devices of our driver, or None if they cannot be listed.
+
+    One that cannot be read is left out: as for the watcher, it has no lease.
+    """
     try:
         pages = [page async for page in kubernetes.pages(CLAIMS_PATH)]
     except RequestError:
         return None
-    claims = (claim for page in pages for claim in page.read(ApiResourceClaim))
-    return tuple(filter(None, map(allocated_claim, claims)))
+    claims: list[AllocatedClaim | None] = []
+    for page in pages:
+        for claim in page.read(ApiResourceClaim, skip=lambda _: None):
+            with suppress(RequestError):
+                claims.append(allocated_claim(claim))
+    return tuple(filter(None, claims))
 
 
 @asynccontextmanager

@@ -25,6 +25,7 @@ from services.cli.commands import Bundle
 from services.cli.pod_summary import summary_of
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from shared.kubernetes.types import ApiPod
+from shared.model.bounds import printable_lines
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
@@ -79,7 +80,7 @@ def bundle(flags: Bundle) -> int:
     count = len(documents)
     print(f"{file}: {count} documents without secrets{hidden}; look at it before you send it")
     for name, reason in errors.items():
-        print(f"not in it: {name}: {reason}")
+        print(printable_lines(f"not in it: {name}: {reason}"))
     return 0
 
 

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from msgspec import UNSET, UnsetType, convert, field, structs
+from msgspec import UNSET, UnsetType, convert, field, json, structs
 from rich.console import Group
 from rich.text import Text
 
@@ -67,7 +67,7 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.pod_parser import admitted, parse_manifest
 from shared.pods.pod_policy import hidden_devices
-from shared.pods.pod_view import PodView, view_of
+from shared.pods.pod_view import PodView, decode_view, view_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 EXAMPLE_GPUS = 8
@@ -235,7 +235,10 @@ def report_of(
     )
     unread = tuple(find_unread_places(written))
     if parsed.request is not None:
-        warnings = _warnings(view_of(written.pod), parsed.request)
+        warnings = chain(
+            (hint.text for hint in _hidden_devices(written)),
+            _warnings(view_of(written.pod), parsed.request),
+        )
         if parsed.request.containers:
             warnings = chain((hint.text for hint in unread), warnings)
         report = structs.replace(report, warnings=tuple(islice(warnings, MOST_WARNINGS)))
@@ -251,7 +254,7 @@ def report_of(
     if not containers:
         view = view_of(written.pod)
         unknown = tuple(_unknown_resources(view))
-        unused = chain(find_misplaced(view), find_unread(view, ""), _hidden_devices(view))
+        unused = chain(find_misplaced(view), find_unread(view, ""), _hidden_devices(written))
         words = chain(unread, unknown, unused)
         changes = dict.fromkeys(change for word in words for change in word.changes)
         fault = "; ".join(hint.text for hint in (*unread, *unknown))
@@ -285,7 +288,12 @@ def _unknown_resources(pod: PodView) -> Iterator[Hint]:
             yield Hint(text, instead.changes if instead else ())
 
 
-def _hidden_devices(pod: PodView) -> Iterator[Hint]:
+def _hidden_devices(written: ManifestPod) -> Iterator[Hint]:
+    """Yield what admission warns of in a template that the API server would accept."""
+    try:
+        pod = decode_view(json.encode(written.template), None)
+    except (RequestError, TypeError):
+        return
     beside_gpus = any(container.requests_gpu for container in pod.containers)
     for container in pod.containers:
         if not container.has_claims:
@@ -293,7 +301,6 @@ def _hidden_devices(pod: PodView) -> Iterator[Hint]:
 
 
 def _warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
-    yield from (hint.text for hint in _hidden_devices(pod))
     yield from (word.text for word in find_misplaced(pod))
     yield from (word.text for word in find_unread(pod, request.dialect))
     for name in unknown_gpus(request.resources) if request.containers else ():

@@ -65,7 +65,7 @@ def complete_annotated(admission: PodAdmission) -> Denial | Changes | None:
     try:
         added = pod_requests.annotated_amounts(pod, admission.policy.rules)
     except RequestError as error:
-        return Denial(BAD_REQUEST, str(error))
+        return denial_by(error, BAD_REQUEST)
     if not added:
         return None
     amounts = {

@@ -136,6 +136,23 @@ def _percent(wish: Wish) -> int:
     return 0 if wish.fraction is None else max(1, int(wish.fraction * ALL_PERCENT))
 
 
+def annotations(container: GpuRequest, _: PodRequest) -> dict[str, str]:
+    """Return the annotations that request this; a part of the compute counts as of the memory."""
+    notes: dict[str, str] = {}
+    if container.memory_bytes is not None:
+        notes[words.MEMORY] = str(container.memory_bytes // MIB)
+    elif container.memory_billionths:
+        notes[words.FRACTION] = f"{container.memory_billionths / BILLION:.9g}"
+    elif container.memory_percent is not None:
+        notes[words.FRACTION] = f"{container.memory_percent / ALL_PERCENT:g}"
+    if container.gpus > 1:
+        notes[words.DEVICES] = str(container.gpus)
+    if container.cores_percent not in {0, container.memory_percent}:
+        key = f"{words.CONTAINER_PREFIX}{container.container}.{words.COMPUTE}"
+        notes[key] = f"{container.cores_percent / ALL_PERCENT:g}"
+    return notes
+
+
 def annotated_amounts(pod: PodManifest) -> dict[str, dict[str, int | None]]:
     """Return our resource for the container that the annotations name."""
     if not is_read(pod):
@@ -193,6 +210,7 @@ DIALECT = Dialect(
     request_prefixes=words.PREFIXES,
     parse=parse,
     limits=lambda _container, _pod: {},
+    annotations=annotations,
     binding_annotations=lambda _lease, _now: {},
     container_setup=container_setup,
     advertise=advertise,

@@ -102,7 +102,8 @@ def parse_wish(pod: PodManifest) -> Wish:
     if memory_mib is not None and request_mib not in {None, memory_mib}:
         raise RequestError(
             f"{MEMORY} is {notes[MEMORY]} and {keys[REQUEST]} is {shown(notes[keys[REQUEST]])}: "
-            "write one of them"
+            f"write one of them, such as without {keys[REQUEST]}",
+            Change(Place.ANNOTATION, keys[REQUEST]),
         )
     memory_mib = request_mib if memory_mib is None else memory_mib
     _check_amount_beside(notes, keys, has_amount=fraction is not None or memory_mib is not None)

@@ -5,6 +5,7 @@ limits again. So whoever does what a hint says gets a pod that runs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -120,6 +121,11 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
         container.container: dialect.limits(container, after) for container in after.containers
     }
     mode = dialect.request_fields.get("mode", ())
+    notes = {
+        key: text
+        for container in after.containers
+        for key, text in dialect.annotations(container, after).items()
+    }
     manifest = PodManifest(
         namespace=Namespace(""),
         containers=tuple(
@@ -128,11 +134,13 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
             )
             for container in after.containers
         ),
-        annotations={mode[0]: after.selection.mode} if mode and after.selection.mode else {},
-        scheduler=dialect.scheduler,
+        annotations={mode[0]: after.selection.mode} if mode and after.selection.mode else notes,
+        scheduler=dialect.scheduler or dialect.read_for,
     )
     try:
-        parsed = dialect.parse(manifest, Rules()) if all(limits.values()) else None
+        if not notes and not all(limits.values()):
+            return None
+        parsed = dialect.parse(_completed(manifest, dialect), Rules())
         if parsed is None:
             return None
         if any(container.strict for container in before.containers):
@@ -153,6 +161,21 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
         triggers=parsed.triggers,
         node_requirements=structs.replace(needs, selector=selector),
     )
+
+
+def _completed(manifest: PodManifest, dialect: Dialect) -> PodManifest:
+    """Return the manifest with the amounts that admission adds for annotations."""
+    added = dialect.annotated_amounts(manifest)
+    if not added:
+        return manifest
+    containers = tuple(
+        replace(container, limits={**container.limits, **amounts})
+        for container in manifest.containers
+        for amounts in [
+            {name: n for name, n in added.get(container.name, {}).items() if n is not None}
+        ]
+    )
+    return replace(manifest, containers=containers)
 
 
 # Steps: each makes the request easier to fit on a node, as far as its author can change it.

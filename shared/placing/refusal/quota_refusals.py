@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from shared.model.budgets.quota import QuotaExcess
-from shared.model.change import Change, Hint, words
+from shared.model.change import DEADLINE, Change, Hint, Place, words
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import budget_hint
 from shared.model.names import Namespace
@@ -24,8 +24,6 @@ BUDGET = "budget"
 
 RUN_TIME = "runTime"
 """In place of a measure: the pod may run for longer than any of the namespace's may."""
-
-NOTHING_LESS = "its containers cannot request so little"
 
 PACKED = DeviceOrder.BINPACK
 """Of pods that may use few devices."""
@@ -185,7 +183,7 @@ def over_quota(
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
         return no_budget(namespace)
-    if too_long := next((excess for excess in excesses if excess.measure == RUN_TIME), None):
+    if too_long := _too_long_run(excesses):
         return _too_long(namespace, too_long)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
@@ -207,6 +205,10 @@ def over_quota(
     )
 
 
+def _too_long_run(excesses: Iterable[QuotaExcess]) -> QuotaExcess | None:
+    return next((excess for excess in excesses if excess.measure == RUN_TIME), None)
+
+
 def quota_hint(
     namespace: Namespace,
     excesses: Iterable[QuotaExcess],
@@ -215,6 +217,8 @@ def quota_hint(
 ) -> Hint:
     """Return what the pod's author can do, and what else an administrator can."""
     excesses = tuple(excesses)
+    if too_long := _too_long_run(excesses):
+        return _run_time_hint(too_long)
     administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
     places = tuple(excess for excess in excesses if excess.measure in {"pool", "model"})
     amounts = tuple(excess for excess in excesses if excess not in places)
@@ -256,7 +260,9 @@ def _hint_about_amounts(
         return Hint(f"waiting does not help: {now.text}; or {administrator}", now.changes)
     most = _smaller(amounts, places, lambda excess: excess.limit, pod)
     if not most.text:
-        least = "" if any(excess.limit == 0 for excess in amounts) else f"{NOTHING_LESS}: "
+        least = ""
+        if pod is not None and all(excess.limit for excess in amounts):
+            least = f"in the words of {pod.request.dialect} the pod cannot request so little: "
         return Hint(f"waiting does not help: {least}{administrator}")
     text = f"waiting alone does not help: {most.text}, and {ends}; or {administrator}"
     return Hint(text, most.changes)
@@ -297,11 +303,18 @@ def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
         reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "
         f"{duration_text(excess.limit)} at most, and the pod {given}",
         counts=(("ExceedsGPUQuota", 1),),
-        hint="waiting does not help: set spec.activeDeadlineSeconds to "
-        f"{excess.limit} or less, also in the pod that waits: kubectl patch pod NAME --patch "
-        f'\'{{"spec":{{"activeDeadlineSeconds":{excess.limit}}}}}\'',
+        hint=_run_time_hint(excess).text,
         permanent=True,
         quota=namespace,
+    )
+
+
+def _run_time_hint(excess: QuotaExcess) -> Hint:
+    return Hint(
+        f"waiting does not help: set {DEADLINE} to {excess.limit} or less, also in the pod that "
+        "waits: kubectl patch pod NAME --patch "
+        f'\'{{"spec":{{"activeDeadlineSeconds":{excess.limit}}}}}\'',
+        (Change(Place.FIELD, DEADLINE, str(excess.limit)),),
     )
 
 

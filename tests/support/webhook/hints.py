@@ -46,7 +46,9 @@ from tests.support.placer.quotas import Team
 from tests.support.webhook.reviews import applied, decided, reviewed
 
 Pod = dict[str, Any]
-SCHEDULERS = frozenset({"leasehold", "volcano", "koord-scheduler", "hami-scheduler"})
+SCHEDULERS = frozenset(
+    {"leasehold", "volcano", "koord-scheduler", "hami-scheduler", "kai-scheduler"}
+)
 SERVED = (
     *("volcano.sh/vgpu-number", "volcano.sh/gpu-number", "tencent.com/vcuda-core"),
     *("nvidia.com/gpu", "koordinator.sh/gpu.shared", "leasehold.dev/share"),
@@ -162,7 +164,7 @@ WAITS = {
     "held by others": "wait until other pods of namespace team-a have ended",
     "full": "wait until pods have ended where the quota allows the pod",
     "forbidden": "waiting does not help: ask an administrator to raise its gpuquota",
-    "the least": "its containers cannot request so little: ask an administrator",
+    "the least": "the pod cannot request so little: ask an administrator",
     "no budget": "`leasehold budget team-a` shows why, and until when",
 }
 """Hints without a change, in small letters: no manifest of the pod would run."""

@@ -191,11 +191,14 @@ def test_a_pod_of_the_batch_is_kept_out_by_one_before_it() -> None:
 
 
 def test_a_pod_whose_affinity_selects_nothing_waits_with_a_hint() -> None:
-    decisions = decided(Case(pod=pod()), [pod(near=[to("app=db")])])
+    alone = pod("alone", near=[to("app=db")])
+    beyond = pod("beyond", near=[to("app=db", key="rack")])
+    decisions = decided(Case(pod=pod()), [alone, beyond])
 
-    [(_, refusal)] = decisions.refused
-    assert f"6 {AFFINITY}" in refusal.reason
-    assert refusal.hint == RULE_HINTS["PodAffinity"]
+    refusals = {event.name: refusal for event, refusal in decisions.refused}
+    assert f"6 {AFFINITY}" in refusals["alone"].reason
+    assert refusals["alone"].hint == RULE_HINTS["PodAffinity"]
+    assert refusals["beyond"].hint.startswith("label nodes with rack, the topologyKey")
 
 
 def test_pods_without_rules_are_published_as_before_until_a_rule_selects_them() -> None:

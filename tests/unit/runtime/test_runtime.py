@@ -360,20 +360,31 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
 DEEP_OBJECT = """
 import msgspec
 from shared.kubernetes.resource_claims import ApiResourceClaim
-from shared.runtime.run import run
 
 async def read():
     deep = b"[" * 9_990 + b"]" * 9_990
     claim = b'{"metadata": {"name": "a"}, "spec": {"config": ' + deep + b"}}"
     print(msgspec.json.decode(claim, type=ApiResourceClaim).metadata.name)
 
+"""
+SERVICE = """
+from shared.runtime.run import run
 run(read, service="test", log_level="info")
+"""
+COMMAND = """
+import asyncio, contextlib, io, sys
+from services.cli.__main__ import main
+sys.argv[1:] = ["__complete"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+asyncio.run(read())
 """
 
 
-def test_a_service_reads_objects_as_deep_as_api_servers_store_them() -> None:
+@pytest.mark.parametrize("program", [SERVICE, COMMAND])
+def test_objects_are_read_that_are_as_deep_as_api_servers_store_them(program: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", DEEP_OBJECT], capture_output=True, text=True, check=False
+        [sys.executable, "-c", DEEP_OBJECT + program], capture_output=True, text=True, check=False
     )
 
     assert (found.stdout, found.returncode) == ("a\n", 0), found.stderr

@@ -188,6 +188,10 @@ ANNOTATIONS = (
     annotated("volcano.sh/vgpu-mode", "mig"),
     annotated("nvidia.com/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
     annotated("nvidia.com/use-GPUtype", "T4"),
+    annotated("nvidia/use-gputype", "T4"),
+    annotated("volcano.io/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
+    *(annotated(f"{domain}/max-run-time", "1h") for domain in ("leasehold", "leasehold.io")),
+    annotated("kueue.x-k8s.io/podset-require-topology", "kubernetes.io/hostname"),
     annotated("nvidia.com/use-gputypes", "T4"),
     *(
         annotated(f"leasehold.dev/{key}", value)

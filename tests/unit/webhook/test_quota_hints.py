@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import jsonpatch
 import pytest
+from msgspec import to_builtins
 
-from shared.model.budgets.quota import Quota, QuotaLimits
+from services.webhook.pod_admission import SchedulerChoice
+from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.leases.ledger import budget_hint
-from shared.placing.refusal.quota_refusals import no_budget
+from shared.placing.refusal.quota_refusals import no_budget, over_quota, quota_hint
+from shared.pods.manifest_patches import json_patch
 from tests.support.placer.quotas import Team
 from tests.support.webhook.hints import (
     KOORDINATOR,
@@ -253,3 +257,41 @@ def test_a_denial_and_a_pod_that_waits_name_the_same_way_out_of_an_exhausted_bud
 
     assert denied.text.endswith(budget_hint(NAMESPACE))
     assert no_budget(NAMESPACE).hint == budget_hint(NAMESPACE)
+
+
+def test_a_pod_without_a_maximum_run_time_gets_the_longest_that_its_quota_allows() -> None:
+    wrong = one(NVIDIA)
+    excess = QuotaExcess(measure="runTime", limit=7200)
+
+    hint = quota_hint(NAMESPACE, [excess], None)
+
+    patched = jsonpatch.apply_patch(wrong, to_builtins(json_patch(wrong, hint.changes)))
+    assert over_quota(NAMESPACE, [excess], None).hint == hint.text
+    assert follow(patched).request.term.max_run_s == 7200
+
+
+KAI = SchedulerChoice(served=frozenset({"leasehold", "kai-scheduler"}))
+OF_CONTAINER = "nvidia.com/container.main."
+IN_ANNOTATIONS: tuple[dict[str, str], ...] = (
+    {"gpu-fraction": "0.5"},
+    {"gpu-memory": "8000"},
+    {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"},
+    {f"{OF_CONTAINER}gpu-memory.request": "8Gi", f"{OF_CONTAINER}gpu-compute.request": "0.5"},
+)
+
+
+@pytest.mark.parametrize("notes", IN_ANNOTATIONS, ids=str)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_pod_that_requests_by_annotations_gets_others(
+    notes: dict[str, str], measure: str
+) -> None:
+    wrong = pod(container("main"), notes=notes, schedulerName="kai-scheduler")
+    free = charge(follow(wrong, schedulers=KAI).request)
+    amount = len(free.devices) if measure == "cards" else getattr(free, measure)
+    if amount == 1:
+        return
+
+    followed = follow(wrong, team=allowed(**{measure: amount // 2}), schedulers=KAI)
+
+    assert "request at most" in followed.hints[0].text
+    assert followed.request.dialect == "kai"

@@ -124,6 +124,11 @@ def test_words_in_which_the_letters_of_an_accelerator_stand_are_none() -> None:
     ("name", "meant"),
     [
         ("nvidia.com/GPU", "did you mean nvidia.com/gpu?"),
+        ("nvidia/gpu", "did you mean nvidia.com/gpu?"),
+        ("volcano.com/vgpu-number", "did you mean volcano.sh/vgpu-number?"),
+        ("koordinator/GPU-core", "did you mean koordinator.sh/gpu-core?"),
+        ("nvidia.com/mig-1g5gb", "did you mean nvidia.com/gpu: 1 and nvidia.com/gpumem: 4768 and"),
+        ("nvidia.com/mig1g.5gb", "did you mean nvidia.com/gpu: 1 and nvidia.com/gpumem: 4768 and"),
         ("amd.com/gpu", "did you mean nvidia.com/gpu?"),
         ("nvidia.com/gpu-mem", "did you mean nvidia.com/gpumem?"),
         ("nvidia.com/gpu-memory", "did you mean nvidia.com/gpumem?"),
