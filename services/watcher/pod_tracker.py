@@ -420,9 +420,16 @@ def _requests_gpus(pod: ObservedPod) -> bool:
 
 
 def handed_over_event(pod: ObservedPod) -> PodHandedOver:
-    """Return the event of a pod that waits for kube-scheduler; an invalid request has no GPUs."""
-    request = pod.request or PodRequest(priority=pod.priority)
-    return PodHandedOver(queued=queued(pod, request), reason=pod.reason)
+    """Return the event of a pod that waits for kube-scheduler.
+
+    With an invalid request it has no GPUs, and names no ResourceClaims: where it may run is not
+    known, so that nobody is evicted for it.
+    """
+    if pod.request is None:
+        event = replace(queued(pod, PodRequest(priority=pod.priority)), handed_over="")
+    else:
+        event = queued(pod, pod.request)
+    return PodHandedOver(queued=event, reason=pod.reason)
 
 
 def rejected_event(

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from services.planner.plan import has_claims_alone
 from services.watcher.pod_tracker import RESYNC_SHARDS, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodHandedOver
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.claim import CLAIMS_FIELD
 from shared.model.requests.request import GpuRequest, PodRequest
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
@@ -125,3 +127,22 @@ def test_the_fields_for_which_kube_scheduler_places_a_pod_are_named(
     assert (seen.handed_over, seen.reason) == (fields, "0/3 nodes")
     assert seen.request is not None
     assert seen.request.node_requirements.unsupported == ()
+
+
+def test_a_pod_with_an_invalid_request_names_no_claims_for_which_others_would_be_evicted() -> None:
+    invalid = structs.replace(
+        WAITING,
+        request=None,
+        request_error="no such card",
+        by_kube_scheduler=True,
+        handed_over=CLAIMS_FIELD,
+    )
+
+    [event] = PodTracker().update(invalid, None)
+
+    assert isinstance(event, PodHandedOver)
+    assert not has_claims_alone(event.queued)
+    valid = structs.replace(invalid, request=PodRequest(), request_error="")
+    [event] = PodTracker().update(valid, None)
+    assert isinstance(event, PodHandedOver)
+    assert has_claims_alone(event.queued)
