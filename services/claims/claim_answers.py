@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from services.claims.clients import ClaimAgentClient, ClaimAnswer, ClaimClient
 from shared.ledger.leases import RedisLeases
@@ -42,14 +43,15 @@ class ClaimEnder:
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
         """End the leases of these allocations; those that are prepared, once they are not.
 
-        A lease of a later allocation stays.
+        A lease of a later allocation stays. A node that does not reply delays those of no other.
         """
         generations = {event.claim: event.generation for event in events}
-        ended: list[Lease] = []
-        for lease in await self.ledger.load(list(generations)):
-            if lease and lease.claim and lease.claim.generation == generations[lease.pod]:
-                ended += await self.end(lease)
-        return lease_changes(ended)
+        ending = [
+            self.end(lease)
+            for lease in await self.ledger.load(list(generations))
+            if lease and lease.claim and lease.claim.generation == generations[lease.pod]
+        ]
+        return lease_changes(chain.from_iterable(await asyncio.gather(*ending)))
 
     async def end(self, lease: Lease) -> list[Lease]:
         """End a lease whose allocation is gone; nothing if its claim may be prepared.

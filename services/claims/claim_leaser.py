@@ -19,8 +19,10 @@ from services.claims.claim_answers import (
     leased_answer,
 )
 from services.claims.claim_shares import (
+    covers,
     kept_shares,
     kept_text,
+    name_of,
     refusal_text,
     reservation_of,
     slices_refusal,
@@ -353,22 +355,26 @@ class ClaimLeaser:
     ) -> ClaimDecisions:
         """Reserve what was allocated, for claims that have no lease on it."""
         decisions = ClaimDecisions(traces)
-        new: list[AllocatedClaim] = []
         leases = await self.ledger.load([claim.claim for claim in claims])
-        for claim, lease in zip(claims, leases, strict=True):
-            if not claim.devices:
-                new += [] if claim.answer else [claim]
-                continue
-            if lease is not None and covers(lease, claim):
-                decisions.leased.append((claim, lease))
-                continue
-            if lease is not None and not await self._has_ended(lease, claim, decisions):
-                continue
-            if claim.answer != LEASED or await self._has_lost_share(claim):
-                new.append(claim)
+        pairs = list(zip(claims, leases, strict=True))
+        # Side by side: a node that does not reply delays the claims of no other.
+        needed = await asyncio.gather(*(self._needs_lease(*pair, decisions) for pair in pairs))
+        new = [claim for claim, is_needed in zip(claims, needed, strict=True) if is_needed]
         if new:
             await self._reserve(new, decisions)
         return decisions
+
+    async def _needs_lease(
+        self, claim: AllocatedClaim, lease: Lease | None, decisions: ClaimDecisions
+    ) -> bool:
+        if not claim.devices:
+            return not claim.answer
+        if lease is not None and covers(lease, claim):
+            decisions.leased.append((claim, lease))
+            return False
+        if lease is not None and not await self._has_ended(lease, claim, decisions):
+            return False
+        return claim.answer != LEASED or await self._has_lost_share(claim)
 
     async def _has_ended(
         self, lease: Lease, claim: AllocatedClaim, decisions: ClaimDecisions
@@ -386,7 +392,7 @@ class ClaimLeaser:
             ended = await self.ender.end(lease)
         decisions.ended += ended
         if not ended:
-            decisions.unresolved.append(f"an earlier lease of {_named(claim)} has not ended")
+            decisions.unresolved.append(f"an earlier lease of {name_of(claim)} has not ended")
         return bool(ended)
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
@@ -410,7 +416,7 @@ class ClaimLeaser:
                     wanted.append((claim, other))
                 elif other is not None:
                     await self._refuse(claim, request, outcome, totals, decisions)
-        decisions.unresolved += [f"other claims got the places of {_named(c)}" for c, _ in wanted]
+        decisions.unresolved += [f"other claims got the places of {name_of(c)}" for c, _ in wanted]
 
     async def _reserve_chosen(
         self, wanted: Sequence[tuple[AllocatedClaim, Reservation]], decisions: ClaimDecisions
@@ -432,7 +438,7 @@ class ClaimLeaser:
                     text = f"its lease cannot be stored: {reason}"
                     decisions.refused.append((claim, text))
                 case _:
-                    decisions.unresolved.append(f"{_named(claim)} has another lease")
+                    decisions.unresolved.append(f"{name_of(claim)} has another lease")
         return refused
 
     async def _usable(
@@ -452,7 +458,7 @@ class ClaimLeaser:
         for claim, refusal in zip(claims, refusals, strict=True):
             match refusal:
                 case LeaseholdError():
-                    decisions.unresolved.append(f"the pods of {_named(claim)}: {refusal}")
+                    decisions.unresolved.append(f"the pods of {name_of(claim)}: {refusal}")
                 case BaseException():
                     raise refusal
                 case "":
@@ -488,7 +494,7 @@ class ClaimLeaser:
             since = now if since is None else since
             self._waiting_since.set(claim.claim, since)
             if now < since + WAIT_S:
-                decisions.unresolved.append(f"{_named(claim)} waits for a share that is ending")
+                decisions.unresolved.append(f"{name_of(claim)} waits for a share that is ending")
                 return
         self._waiting_since.pop(claim.claim)
         text = kept or refusal_text(request, outcome, totals.get(claim.node))
@@ -524,16 +530,16 @@ class ClaimLeaser:
             return False
         lease = copy_in(bound_claim(claim))
         if lease is None:
-            logger.error("the lease of %s is lost, and it has no valid copy", _named(claim))
+            logger.error("the lease of %s is lost, and it has no valid copy", name_of(claim))
             return False
         if await self.ender.is_unprepared(lease):
             logger.error(
-                "the ledger had lost the lease of %s, which is not prepared", _named(claim)
+                "the ledger had lost the lease of %s, which is not prepared", name_of(claim)
             )
             return True
         misfits = await self.ledger.restore([lease], now=self.clock.now())
         reason = f", which does not fit: {misfits[0][1]}" if misfits else ""
-        logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
+        logger.error("the ledger had lost the lease of %s%s", name_of(claim), reason)
         return False
 
     async def _commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
@@ -544,7 +550,7 @@ class ClaimLeaser:
         for (claim, before), after in zip(decisions.leased, bound, strict=True):
             lease = await self._with_consumers(claim, after) if isinstance(after, Lease) else None
             if lease is None:
-                decisions.unresolved.append(f"the lease of {_named(claim)} has changed")
+                decisions.unresolved.append(f"the lease of {name_of(claim)} has changed")
                 continue
             self._waiting_since.pop(claim.claim)
             committed.append((claim, lease))
@@ -583,17 +589,9 @@ def _reservations(
             continue
         slices = time_slices_of(request.candidates[0].shares, request.intervals)
         if any(asked.setdefault((claim.node, uuid), of) != of for uuid, of in slices.items()):
-            decisions.unresolved.append(f"{_named(claim)} has to wait for another one's lease")
+            decisions.unresolved.append(f"{name_of(claim)} has to wait for another one's lease")
             continue
         wanted.append((claim, request))
         if node is not None:
             nodes[claim.node] = with_instances(node, request.candidates[0].shares)
     return wanted
-
-
-def covers(lease: Lease, claim: AllocatedClaim) -> bool:
-    return lease.claim is not None and lease.claim.generation == claim.generation
-
-
-def _named(claim: AllocatedClaim) -> str:
-    return f"ResourceClaim {claim.namespace}/{claim.name}"

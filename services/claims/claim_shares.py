@@ -48,6 +48,15 @@ NUMBERS_BYTES = 16
 """Of a share, in the copy of a lease; twice as many of the lease."""
 
 
+def name_of(claim: AllocatedClaim) -> str:
+    return f"ResourceClaim {claim.namespace}/{claim.name}"
+
+
+def covers(lease: Lease, claim: AllocatedClaim) -> bool:
+    """Return whether a lease is for the claim's present allocation."""
+    return lease.claim is not None and lease.claim.generation == claim.generation
+
+
 def reservation_of(
     claim: AllocatedClaim, node: LedgerNode | None, trace: str = ""
 ) -> Reservation | str:

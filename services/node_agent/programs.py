@@ -17,12 +17,13 @@ from shared.model.errors import UnavailableError
 KILL_S = 1.0
 """How long a killed program may take to end: one that sleeps in the driver is left there."""
 
+MOST_OUTPUT = 16 << 20
+"""Bytes: a program that prints more is killed. What it prints may come from a container; a list of
+60 clients of MPS has their command lines, of up to 128 KiB an argument."""
+READ_BYTES = 65_536
+
 _WAITS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="program")
 """Wait for programs: those that hang keep nothing else waiting."""
-
-
-MOST_OUTPUT = 1 << 20
-"""Bytes: a program that prints more is killed. What it prints may come from a container."""
 
 
 class UnseenError(UnavailableError):
@@ -89,7 +90,7 @@ def _read(process: subprocess.Popen[bytes], pipe: IO[bytes], until: float) -> by
         left_s = until - time.monotonic()
         if left_s <= 0 or not readable.poll(left_s * 1000):
             raise subprocess.TimeoutExpired(process.args, left_s)
-        part = pipe.read(select.PIPE_BUF)
+        part = pipe.read(READ_BYTES)
         if not part:
             return bytes(output)
         output += part

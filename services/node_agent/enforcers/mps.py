@@ -248,7 +248,7 @@ class Mps(Enforcer):
             return
         for started in daemons:
             target = started.target
-            if target.holder in live or time.time() < started.started_at + self.young_s:
+            if target.holder in live or abs(time.time() - started.started_at) < self.young_s:
                 continue
             self.repairs.pop(target, None)
             if all(other.target.server != target.server for other in daemons if other != started):

@@ -356,9 +356,11 @@ class SharedServers:
         text = await control.call("client", "list", f"--server={SERVER}", "--format=csv,noheader")
         listed = {int(pid) for pid, name in _ROW.findall(text) if name == lease.namespace}
         holder = lease.target.holder
-        by_pod = sorted(
-            listed, key=lambda pid: (pod_of_process(self.node.proc / str(pid)) != holder, pid)
-        )
+
+        def rank(pid: int) -> tuple[bool, int]:
+            return pod_of_process(self.node.proc / str(pid)) != holder, pid
+
+        by_pod = await asyncio.to_thread(sorted, listed, key=rank)
         attached = [pid for pid in by_pod[:MOST_CLIENTS] if await self._is_client(lease, pid)]
         return frozenset(attached)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.lease_copy import copy_of, load_lease
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.claim import LEASED, REFUSED, device_name
 from shared.pods.pod_snapshot import generation_of
 from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
@@ -27,6 +28,7 @@ from tests.support.placer.ledger import (
     share,
     uuid,
 )
+from tests.support.waiting import until
 
 
 async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder) -> None:
@@ -233,6 +235,37 @@ async def test_a_claim_that_left_while_it_waited_is_forgotten(binder: ClaimBinde
     binder.clock.advance(FORGOTTEN_S)
     with pytest.raises(UnavailableError, match="waits for a share that is ending"):
         await binder.lease(successor)
+
+
+async def test_a_node_that_does_not_reply_delays_the_claims_of_no_other(
+    binder: ClaimBinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("silent", "other", "still", "moved")
+    silent, other, still, moved = [await binder.leased(name, 1_000) for name in names]
+    replies = asyncio.Event()
+
+    async def list_terminated(_: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        if pods[0] in (silent.claim, still.claim):
+            await replies.wait()
+        return set(pods)
+
+    monkeypatch.setattr(binder.agents, "list_terminated", list_terminated)
+    binder.claims.stored.clear()
+    again = binder.claims.put(allocated("still", on(GPU, 1_000), generation="g2", version=7))
+    new = binder.claims.put(allocated("moved", on(GPU, 1_000), generation="g2", version=7))
+    gone = [deallocated(claim) for claim in (silent, other)]
+    ending = asyncio.create_task(binder.ender.end_claims(gone))
+    leasing = asyncio.create_task(binder.lease(again, new))
+
+    async def ended() -> bool:
+        return not (await binder.lease_of(other) or await binder.lease_of(moved))
+
+    await until(ended)
+    assert await binder.lease_of(silent)
+    assert await binder.lease_of(still)
+    replies.set()
+    await asyncio.gather(ending, leasing)
+    assert generation_of(await binder.held(again)) == "g2"
 
 
 async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(

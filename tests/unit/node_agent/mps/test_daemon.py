@@ -1,20 +1,28 @@
 """What control daemons of MPS print, what they hold at most, and when clients are ended."""
 
+import time
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from services.node_agent.enforcers.mps import Mps
 from services.node_agent.memory_limits.specification import check_variables
 from services.node_agent.mps.daemon import (
     MpsDaemon,
     MpsLimits,
     MpsServer,
+    MpsTarget,
     check_limits,
     parse_memory_mib,
     parse_percent,
     parse_pids,
 )
+from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.watch import drain_at
+from shared.dialects.mps import daemon_name
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, PodUid
 
 GPU = DeviceUuid("GPU-1")
 
@@ -98,3 +106,23 @@ def test_variables_of_mps_that_the_agent_did_not_set_are_refused_before_the_star
     for changed in ({"CUDA_MPS_PIPE_DIRECTORY": "/x"}, {"CUDA_MPS_SM_PARTITION": "1"}):
         with pytest.raises(RequestError, match="CUDA_MPS_"):
             check_variables(given | changed, (), given)
+
+
+@pytest.mark.parametrize(("started_s_ago", "is_ended"), [(0, False), (100, True), (-3600, True)])
+async def test_a_daemon_of_an_ended_pod_goes_after_a_while_also_if_the_clock_was_set_back(
+    started_s_ago: float, is_ended: bool, tmp_path: Path
+) -> None:
+    target = MpsTarget(PodUid("p"), "main")
+    record = {
+        "target": target,
+        "fence": 1,
+        "limits": {"percent": 10, "memory_mib": {}},
+        "started_at": time.time() - started_s_ago,
+    }
+    directory = tmp_path / daemon_name(target.holder, target.container)
+    directory.mkdir()
+    (directory / "daemon.json").write_bytes(msgspec.json.encode(record))
+
+    await Mps(MpsDaemons(tmp_path, program=("false",), proc=tmp_path)).end(set(), None)
+
+    assert directory.exists() is not is_ended
