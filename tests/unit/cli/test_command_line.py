@@ -155,6 +155,8 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
         (("top", "--nodes=gpu-1"), "did you mean --node?"),
         (("top", "--sort", "core"), "did you mean cores?"),
         (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
+        (("explain", "pod", "web"), "write pod/web instead of pod web"),
+        (("explain", "deploy", "web"), "write deploy/web instead of deploy web"),
         (("trace", ""), "argument POD: '' must not be empty"),
         (("-n", "team-a", "ps"), "flags follow the command, such as leasehold ps -n team-a"),
         (("budget", "a", "-n", "b"), "name one namespace: a, or -n b"),
@@ -244,6 +246,21 @@ def test_output_that_cannot_be_written_is_no_bug(
         )
 
     assert (done.returncode, done.stderr.partition(": ")[2]) == (code, error)
+
+
+def test_a_closed_output_is_no_bug() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -P -m services.cli version --client >&-', sys.executable],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr.partition(": ")[2]) == (
+        1,
+        "standard output is closed: write it to a file or pipe\n",
+    )
 
 
 def test_the_version_is_that_of_the_installed_distribution(
