@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not os.environ.get(DEBUG_VARIABLE):
             sys.excepthook = _report_bug
     name = program
+    if sys.stdout is None:
+        print(f"{program}: standard output is closed: write it to a file or pipe", file=sys.stderr)
+        sys.exit(1)
     try:
         if words[:1] == [COMPLETE]:
             print("\n".join(candidates(build_parser(), words[1:])))

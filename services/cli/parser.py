@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 import services.cli.commands  # noqa: F401 - it declares the commands
-from services.cli.arguments import COMMANDS, CommandEntry
+from services.cli.arguments import COMMANDS, PODS, WORKLOADS, CommandEntry
 from shared.runtime.settings import add_arguments, from_arguments
 
 EXIT_CODES = """\
@@ -96,6 +96,9 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
     if argv[0].startswith("-") and argv[0] not in parser.own_flags:
         parser.error(f"flags follow the command, such as {program} ps -n team-a")
     flags, unknown = parser.parse_known_args(argv)
+    kind = getattr(flags, "pod", "")
+    if unknown and kind and kind in {*PODS, *WORKLOADS}:
+        flags.parser.error(f"write {kind}/{unknown[0]} instead of {kind} {unknown[0]}")
     if unknown:
         flags.parser.refuse(unknown)
     if flags.command == "completion":

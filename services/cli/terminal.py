@@ -139,7 +139,7 @@ def print_text(content: "RenderableType") -> None:
         Segment(printable_lines(text), style, control)
         for text, style, control in console.render(content)
     )
-    console.print(Segments(segments), end="")
+    console.print(Segments(segments), end="", crop=False)
 
 
 def terminal_width() -> int:

@@ -94,7 +94,7 @@ _OF_UNIT = re.compile(r"\.(\d{1,5})(mi|gi)", re.ASCII)
 """Ends a name whose amount is a number of such units of memory."""
 _FRACTION = re.compile(r"(\d{1,3})/([1-9]\d{0,2})", re.ASCII)
 _SIZE = re.compile(
-    r"(\d{1,9}|\d{1,3}(?:,\d{3}){1,2}|\d{1,9}\.\d{1,9})\s*(?:([kmgt])(ib|i|b|))?", re.ASCII
+    r"(\d{1,9}|\d{1,3}(?:[,_]\d{3}){1,2}|\d{1,9}\.\d{1,9})\s*(?:([kmgt])(ib|i|b|))?", re.ASCII
 )
 """An amount of memory as people write it, in small letters, where no quantity is."""
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -254,7 +254,7 @@ def _as_people_write(name: str, measure: Measure, text: str, container: str) -> 
     size = _SIZE.fullmatch(text.lower())
     if measure is Measure.MEMORY and size is not None:
         digits, scale, binary = size.groups()
-        number = Fraction(digits.replace(",", ""))
+        number = Fraction(re.sub("[,_]", "", digits))
         mib = number * _SCALES_MIB[scale + binary] if scale else number
         units = math.ceil(mib / _UNIT_MIB.get(name, Fraction(1)))
         change = limit(container, name, _text(units))

@@ -91,9 +91,12 @@ def check_not_bytes(container: str, name: str, amount: int, *, unit_mib: int = 1
             unit = f"blocks of {unit_mib} MiB"
         more = "; no GPU has so much" if amount >= MORE_THAN_A_GPU * MIB else ""
         units = -(-amount // (unit_mib * MIB))
+        written = amount_text("memory", amount)
+        if "." in written and amount % MIB == 0:
+            written = f"{amount // MIB}Mi"
         raise RequestError(
-            f"container {container}: {name} is a number of {unit}: for "
-            f"{amount_text('memory', amount)} write {units}{more}",
+            f"container {container}: {name} is a number of {unit}: for {written} write "
+            f"{units}{more}",
             limit(container, name, units),
         )
 

@@ -141,7 +141,7 @@ def check_amount(name: str, amount: int) -> None:
     """Raise RequestError for an amount above `MOST`."""
     if abs(amount) > MOST:
         shown = amount if abs(amount) < 10**LONGEST else f"a number of {len(str(amount))} digits"
-        raise RequestError(f"{name}: {shown} is more than any node has; ask for {MOST} at most")
+        raise RequestError(f"{name}: {shown} is more than any node has: correct the amount")
 
 
 def _amount(name: str, text: str | float) -> int:

@@ -21,6 +21,10 @@ HINTS: tuple[tuple[str, str], ...] = (
         r'persistentvolumeclaim "(?P<claim>[^"]+)" is being deleted',
         "name another PersistentVolumeClaim than {claim} in a new pod",
     ),
+    (
+        r'(?P<kind>resourceclaim(?:template)?)\.resource\.k8s\.io "(?P<claim>[^"]+)" not found',
+        "create the {kind} {claim} in namespace {namespace}, or name another one in a new pod",
+    ),
     ("unbound immediate PersistentVolumeClaims", CLAIMS),
     ("didn't find available persistent volumes to bind", CLAIMS),
     ("bound to non-existent PersistentVolume", CLAIMS),

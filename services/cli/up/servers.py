@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shared.model.errors import RequestError
 
@@ -17,8 +18,26 @@ HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 LOOPBACK_S = 5.0
 """Time limit of a connection to this machine's own port, by which firewalls are found."""
+RESPONSE_S = 3.0
+"""Time limit of a connection to a server that a flag of `up` names."""
 _PORTS = range(20000, 32000)
 """Below the ephemeral ports, so that no outgoing connection takes a stopped server's port."""
+
+
+def check_responds(flag: str, url: str) -> None:
+    """Raise RequestError unless something listens at a URL; one of several hosts is not tried."""
+    server = urlsplit(url)
+    if not server.hostname or "," in server.netloc:
+        return
+    try:
+        if server.port is not None:
+            socket.create_connection((server.hostname, server.port), RESPONSE_S).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RequestError(
+            f"{flag}: {server.netloc.rpartition('@')[2]} does not respond ({reason}): start the "
+            "server, or omit the flag"
+        ) from error
 
 
 def nats_program() -> str:

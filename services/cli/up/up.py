@@ -182,6 +182,8 @@ def up(settings: Up) -> int:
         raise RequestError(
             f"--without {unknown[0]}: the components are {', '.join(component_names)}"
         )
+    for flag, url in (("--nats-url", settings.nats_url), ("--redis-url", settings.redis_url)):
+        servers.check_responds(flag, url)
     directory.make()
     _check_disk(directory)
     with locked(directory):

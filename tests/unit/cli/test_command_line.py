@@ -155,6 +155,8 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
         (("top", "--nodes=gpu-1"), "did you mean --node?"),
         (("top", "--sort", "core"), "did you mean cores?"),
         (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
+        (("explain", "pod", "web"), "write pod/web instead of pod web"),
+        (("explain", "deploy", "web"), "write deploy/web instead of deploy web"),
         (("trace", ""), "argument POD: '' must not be empty"),
         (("-n", "team-a", "ps"), "flags follow the command, such as leasehold ps -n team-a"),
         (("budget", "a", "-n", "b"), "name one namespace: a, or -n b"),
@@ -246,6 +248,21 @@ def test_output_that_cannot_be_written_is_no_bug(
     assert (done.returncode, done.stderr.partition(": ")[2]) == (code, error)
 
 
+def test_a_closed_output_is_no_bug() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -P -m services.cli version --client >&-', sys.executable],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr.partition(": ")[2]) == (
+        1,
+        "standard output is closed: write it to a file or pipe\n",
+    )
+
+
 def test_the_version_is_that_of_the_installed_distribution(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -284,6 +301,9 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
         (("--nodes", "99999999"), "must be a whole number from 0 to 1000"),
         (("--nats-url", "x"), "must be nats, tls, ws or wss, followed by ://HOST:PORT"),
         (("--redis-url", "x:6379"), "must be redis://HOST:PORT"),
+        (("--redis-url", "redis://127.0.0.1:1/0"), "127.0.0.1:1 does not respond (Connection"),
+        (("--nats-url", "nats://127.0.0.1:1"), "--nats-url: 127.0.0.1:1 does not respond"),
+        (("--redis-url", "redis://127.0.0.1:port"), "--redis-url: 127.0.0.1:port does not"),
         (("--otlp-endpoint", "host:4317"), "must be http or https, followed by ://HOST:PORT"),
         (("--scheduler-metrics", "8080"), "must be HOST:PORT"),
         (("--library-source", "none.so"), "none.so does not exist: name HAMi-core's libvgpu.so"),

@@ -50,6 +50,19 @@ def test_ages_read_as_kubectl_writes_them(seconds: float, text: str) -> None:
     assert age(seconds) == text
 
 
+def test_no_cell_is_cut_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "10")
+    table = FittedTable("POD", "NODE")
+    table.add_row("a-long-name", "node-1")
+
+    print_text(table)
+
+    assert "a-long-name  node-1" in capsys.readouterr().out
+
+
 def test_gpus_draws_a_bar_that_fits_the_width() -> None:
     narrow = drawn(render.gpus(HELD.gpus(), 80), 80)
     wide = drawn(render.gpus(HELD.gpus(), 140), 140)

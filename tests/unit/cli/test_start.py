@@ -83,6 +83,7 @@ def test_a_reading_command_loads_no_client_of_a_server_and_takes_little_cpu(
     for _ in range(5):
         done = subprocess.run(
             [sys.executable, "-P", "-c", CODE, *words],
+            cwd=tmp_path,
             env={
                 **os.environ,
                 "PYTHONPATH": str(Path(__file__).parents[3]),

@@ -37,6 +37,7 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "more than any GPU has": (
         hami(gpu=1, gpumem=2048 * GI), {}, "for 2048Gi write 2097152; no GPU has so much$",
     ),
+    "MiB with their unit": (hami(gpu=1, gpumem=3000 << 20), {}, "for 3000Mi write 3000$"),
     "bytes for MiB of hami": (hami(gpu=1, gpumem=8 * GI), {}, "gpumem .*: for 8Gi write 8192$"),
     "bytes for blocks": (
         vcuda(core=30, memory=3 * GI), {},

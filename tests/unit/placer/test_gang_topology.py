@@ -162,6 +162,16 @@ def test_nodes_without_the_label_are_in_no_domain() -> None:
     assert unlabelled.refusal.permanent
 
 
+def test_pods_of_a_gang_that_name_different_labels_are_asked_for_one() -> None:
+    named = structs.replace(IN_RACK, required_topology=(RACK, "room"))
+
+    decided = decide_gang(members(2, named), 2, context_of(node("n1", 8, rack="r1")))
+
+    assert decided.refusal is not None
+    assert decided.refusal.reason == f"no node has all of the labels {RACK} and room"
+    assert decided.refusal.hint.endswith("or write one label that they have into all its pods")
+
+
 def test_several_labels_are_shared_together() -> None:
     gang = structs.replace(IN_RACK, required_topology=(ZONE, RACK))
     context = context_of(

@@ -438,6 +438,7 @@ SIZES = {
     ("nvidia.com/gpumem", "8192MiB"): 8192,
     ("nvidia.com/gpumem", "3g"): 3072,
     ("nvidia.com/gpumem", "4,000"): 4000,
+    ("nvidia.com/gpumem", "4_000"): 4000,
     ("volcano.sh/vgpu-memory", "2.5 gb"): 2385,
     ("koordinator.sh/gpu-memory", "4GiB"): 4096,
 }

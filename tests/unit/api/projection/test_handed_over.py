@@ -56,6 +56,10 @@ def test_a_pod_of_a_placer_is_shown_as_it_was_refused() -> None:
             f"one by one: a gang cannot have {FIELD}.",
             "without the fields for which kube-scheduler places them",
         ),
+        (
+            'resourceclaim.resource.k8s.io "gpu" not found',
+            "create the resourceclaim gpu in namespace a, or name another one in a new pod",
+        ),
         ("2 something new.", "`kubectl describe pod train -n a` shows its Events"),
     ],
 )
