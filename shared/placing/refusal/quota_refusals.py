@@ -15,7 +15,7 @@ from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, NodeTerm, PodRequest
 from shared.placing.advice import QuotaChanges
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.refusal.quota_changes import Allowance, changes_elsewhere, changes_within
+from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsewhere, changes_within
 
 Result = tuple[Placement, ...] | Refusal
 
@@ -116,14 +116,21 @@ class QuotaRefusals:
             self._excesses.pop(_key(event), None)
 
     def place_within(
-        self, event: PodQueued, place: Callable[[PodRequest], Result], index: NodeIndex
+        self,
+        event: PodQueued,
+        place: Callable[[PodRequest], Result],
+        index: NodeIndex,
+        where: Where,
     ) -> Result:
-        """Place the pod where its quota allows it, or return a refusal that names the quota."""
+        """Place the pod where its quota allows it, or return a refusal that names the quota.
+
+        `where` returns what changes of the pod would lead to.
+        """
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
         allowed = narrowed(event.request, excesses)
-        pod = PodOnNodes(event.request, index)
+        pod = PodOnNodes(event.request, index, where)
         if allowed is None:
             return over_quota(event.namespace, excesses, None, pod)
         result = place(allowed)
@@ -146,6 +153,7 @@ class PodOnNodes:
 
     request: PodRequest
     index: NodeIndex
+    where: Where
 
     @property
     def gang_size(self) -> int:
@@ -165,7 +173,7 @@ class PodOnNodes:
             request = structs.replace(request, device_order=PACKED)
         allowances = [Allowance.of(excess, most(excess) // self.gang_size) for excess in amounts]
         allowed = tuple(dict.fromkeys(allowances))
-        return changes_within(request, allowed, self.index).changes
+        return changes_within(request, allowed, self.index, self.where).changes
 
 
 def over_quota(

@@ -28,6 +28,7 @@ from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.placement import where_placed
 from shared.placing.refusal.quota_refusals import PodOnNodes, QuotaRefusals, quota_hint
 from shared.pods.manifest_patches import json_patch
 from shared.pods.pod_parser import PodParser
@@ -234,12 +235,14 @@ def _place(request: PodRequest, index: NodeIndex, team: Team) -> PodRequest | Hi
 
     for _ in range(MOST_HINTS):
         others.append(None)
-        answer = refusals.place_within(event, place, index)
+        answer = refusals.place_within(event, place, index, where_placed)
         if isinstance(answer, Refusal):
             if not excesses:
                 advice = index.explanations[placement_key(request)].advice
                 return Hint(answer.text, advice.changes)
-            hint = quota_hint(NAMESPACE, excesses, others[-1], PodOnNodes(request, index))
+            hint = quota_hint(
+                NAMESPACE, excesses, others[-1], PodOnNodes(request, index, where_placed)
+            )
             assert hint.text == answer.hint
             return Hint(answer.text, hint.changes)
         facts = index.mirror.nodes[answer[0].node].facts
