@@ -171,14 +171,21 @@ WAITS = {
 """Hints without a change, in small letters: no manifest of the pod would run."""
 
 
-def follow(
+def follow(pod: Pod, *taints: Taint, **circumstances: Any) -> Followed:
+    """Do what the hints about a pod say until it is placed. Fails at a circle and at a dead end."""
+    followed = follow_or_wait(pod, *taints, **circumstances)
+    assert followed.request
+    return followed
+
+
+def follow_or_wait(
     pod: Pod,
     *taints: Taint,
     team: Team | None = None,
     index: NodeIndex | None = None,
     **facts: Any,
 ) -> Followed:
-    """Do what the hints about a pod say until it is placed. Fails at a circle and at a dead end.
+    """Do what the hints about a pod say until it is placed, or one of `WAITS` is all they say.
 
     `facts` are what else admission knows, such as its namespace's `budget`.
     """
@@ -192,7 +199,9 @@ def follow(
         assert outcome.text not in {hint.text for hint in hints}, f"a circle:\n  {trail}"
         hints.append(outcome)
         if not outcome.changes:
-            return Followed(pod, hints)
+            waiting = Followed(pod, hints)
+            assert waiting.waits
+            return waiting
         for change in outcome.changes:
             parts = re.split(r"[.\[\]]", change.name)
             assert any(part and part in outcome.text for part in parts), (
