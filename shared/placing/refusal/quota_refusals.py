@@ -339,8 +339,7 @@ def _left(excess: QuotaExcess) -> int:
 def _at_most(excess: QuotaExcess, amount: int, *, in_gang: bool) -> str:
     of_model = f" of model {excess.model}" if excess.model else ""
     whole = "in all pods of the gang" if in_gang or excess.by_gang else "in the whole pod"
-    number = _amount(excess.measure, amount)
-    return f"at most {number} {_MEASURE_NAMES[excess.measure]}{of_model} {whole}"
+    return f"at most {measured(excess.measure, amount)}{of_model} {whole}"
 
 
 def _reason(excess: QuotaExcess) -> str:
@@ -353,9 +352,18 @@ def _reason(excess: QuotaExcess) -> str:
     together = " by pods of the gang" if excess.by_gang else ""
     used = excess.used - excess.by_gang
     requested = excess.requested + excess.by_gang
-    limit, used_text, wanted = (_amount(excess.measure, n) for n in (excess.limit, used, requested))
-    allowed = f"it allows {limit} {_MEASURE_NAMES[excess.measure]}{of_model}"
+    used_text, wanted = (_amount(excess.measure, n) for n in (used, requested))
+    allowed = f"it allows {measured(excess.measure, excess.limit)}{of_model}"
     return f"{allowed}, {used_text} are used and {wanted} requested{together}"
+
+
+def measured(measure: str, number: int) -> str:
+    """Return an amount of a quota with its unit.
+
+    >>> measured("milliGPU", 500), measured("memoryMiB", 500)
+    ('0.5 GPUs', '500 MiB of GPU memory')
+    """
+    return f"{_amount(measure, number)} {_MEASURE_NAMES[measure]}"
 
 
 def _amount(measure: str, number: int) -> str:
