@@ -14,7 +14,7 @@ from shared.model.quantity import duration_text
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, NodeTerm, PodRequest
 from shared.placing.advice import QuotaChanges
-from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsewhere, changes_within
 
 Result = tuple[Placement, ...] | Refusal
@@ -161,6 +161,18 @@ class PodOnNodes:
         gang = self.request.gang
         return gang.min_member if gang and gang.decided_as_one else 1
 
+    def room_within(self, excesses: Iterable[QuotaExcess]) -> QuotaChanges:
+        """Return the smaller amounts that run now where the quota allows the pod, if any do."""
+        allowed = narrowed(self.request, excesses)
+        explanation = self.index.explanations.get(placement_key(allowed)) if allowed else None
+        if explanation is None or not explanation.advice.waiting:
+            return QuotaChanges()
+        advice = explanation.advice
+        of_amounts = all(
+            change.place is Place.RESOURCE and change.value for change in advice.changes
+        )
+        return QuotaChanges(advice.changes, advice.node) if of_amounts else QuotaChanges()
+
     def changes_within(
         self,
         amounts: Sequence[QuotaExcess],
@@ -236,9 +248,7 @@ def quota_hint(
     if pod is not None and any(excess.names_places for excess in excesses):
         elsewhere = changes_elsewhere(pod.request, excesses, pod.index)
     if other_refusal is not None and not other_refusal.permanent and not elsewhere.changes:
-        return Hint(
-            f"wait until pods have ended where the quota allows the pod, or {administrator}"
-        )
+        return _hint_about_places(excesses, administrator, pod)
     if amounts and not places:
         hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
         if hint.changes or not elsewhere.changes:
@@ -247,6 +257,17 @@ def quota_hint(
         return Hint(f"waiting does not help: {administrator}")
     there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
     return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
+
+
+def _hint_about_places(
+    excesses: tuple[QuotaExcess, ...], administrator: str, pod: PodOnNodes | None
+) -> Hint:
+    wait = f"wait until pods have ended where the quota allows the pod, or {administrator}"
+    room = QuotaChanges() if pod is None else pod.room_within(excesses)
+    if not room.changes:
+        return Hint(wait)
+    now = f"{words(room.changes)}, as node {room.node} has room for it now"
+    return Hint(f"{now}; or {wait}", room.changes)
 
 
 def _hint_about_amounts(

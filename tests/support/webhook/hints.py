@@ -96,9 +96,11 @@ def cluster(*taints: Taint) -> NodeIndex:
     return index_of(*nodes(*taints))
 
 
-def occupied(*names: str) -> NodeIndex:
-    """Return the same nodes, some of them without free memory."""
-    return index_of(*(full(node) if node.facts.name in names else node for node in nodes()))
+def occupied(*names: str, free_mib: int = 0) -> NodeIndex:
+    """Return the same nodes, some of them with so much free memory on each device."""
+    return index_of(
+        *(full(node, free_mib) if node.facts.name in names else node for node in nodes())
+    )
 
 
 def serving(*names: str) -> NodeIndex:
@@ -106,8 +108,8 @@ def serving(*names: str) -> NodeIndex:
     return index_of(*(replace(node, served=names) for node in nodes()))
 
 
-def full(node: LedgerNode) -> LedgerNode:
-    held = ((device, use(device.memory_mib)) for device, _ in node.devices)
+def full(node: LedgerNode, free_mib: int = 0) -> LedgerNode:
+    held = ((device, use(device.memory_mib - free_mib)) for device, _ in node.devices)
     return replace(node, devices=tuple(held))
 
 

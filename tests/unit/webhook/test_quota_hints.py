@@ -217,6 +217,13 @@ def test_what_is_within_a_pool_is_beyond_an_amount_there() -> None:
     assert "set nvidia.com/gpumem: 1000" in hint.text
 
 
+@pytest.mark.parametrize("limits", LARGE[:5])
+def test_a_pod_requests_what_is_free_where_its_quota_lets_it_run(limits: Limits) -> None:
+    followed = follow(one(limits), team=Team(NODE_A), index=occupied("a", free_mib=4_000))
+
+    assert "as node a has room for it now; or wait until pods have ended" in followed.hints[0].text
+
+
 def test_containers_share_a_card_where_the_quota_allows_no_more() -> None:
     followed = follow(two(NVIDIA), team=allowed(cards=1))
 
