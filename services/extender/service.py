@@ -35,7 +35,7 @@ from shared.placing.index.node_sets import Excluded
 from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
 from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode
-from shared.placing.placement import placement_of
+from shared.placing.placement import placement_of, where_placed
 from shared.placing.refusal.quota_refusals import PodOnNodes, narrowed, over_quota
 from shared.placing.refusal.refusals import explain
 from shared.runtime import telemetry
@@ -359,7 +359,7 @@ class Extender:
         return narrowed(pod.queued.request, pod.excesses)
 
     def _over_quota(self, pod: CachedPod, other_refusal: Refusal | None = None) -> Refusal:
-        tried = PodOnNodes(pod.queued.request, self.index)
+        tried = PodOnNodes(pod.queued.request, self.index, where_placed)
         return over_quota(pod.queued.namespace, pod.excesses, other_refusal, tried)
 
     def _learns(self, pod: CachedPod) -> bool:

@@ -5,6 +5,7 @@ from heapq import nsmallest
 from itertools import islice, zip_longest
 from typing import Final
 
+from shared.model.leases.lease import Share
 from shared.model.requests.host_ports import has_ports
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NodeOrder, PodRequest
@@ -147,6 +148,16 @@ def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "")
         node_version=node.version,
         weighed=weighed,
     )
+
+
+def where_placed(
+    request: PodRequest, index: NodeIndex
+) -> tuple[MirroredNode, tuple[Share, ...]] | None:
+    """Return the node and the shares of the first choice, or None if no node fits."""
+    placements = place(request, index, lambda: 0.0, 1)
+    if isinstance(placements, NoFit):
+        return None
+    return index.mirror.nodes[placements[0].node], placements[0].shares
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

@@ -21,6 +21,7 @@ from shared.model.leases.lease import MIB, Lease, LeaseState, Share, ShareSize, 
 from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid
 from shared.model.requests.request import SharingPolicy
+from shared.placing.refusal.quota_refusals import measured
 
 MAX_CORES = 99
 """All cores of a device need the whole device."""
@@ -291,7 +292,7 @@ def _unenforceable(
 
 def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeReply:
     if full.quotas:
-        return _over_quota(change.lease, full.quotas[0])
+        return _over_quota(change, full.quotas[0])
     code, _, uuid = full.reason.partition(" of ")
     device = next((device for device, _ in node.devices if device.uuid == uuid), None)
     uses = {name: use.taken for name, use in full.devices.items()}
@@ -343,14 +344,32 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
     return refused(reason=reason, hint=hint)
 
 
-def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeReply:
+def _over_quota(change: SizeChange, excess: QuotaExcess) -> ResizeReply:
+    namespace = change.lease.namespace
     of_model = f" of model {excess.model}" if excess.model else ""
+    used, wanted = (measured(excess.measure, n) for n in (excess.used, excess.requested))
+    within = _size_within(change, excess)
     return refused(
-        reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
-        f"{excess.measure}{of_model}; other leases have {excess.used}, and this one would "
-        f"have {excess.requested}",
-        hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or request less",
+        reason=f"the GPU quota of namespace {namespace} allows "
+        f"{measured(excess.measure, excess.limit)}{of_model}; other leases have {used}, and this "
+        f"one would have {wanted}",
+        hint=f"{within or 'request less'}, or ask an administrator to raise its GPUQuota (kubectl "
+        f"get gpuquota {namespace})",
     )
+
+
+def _size_within(change: SizeChange, excess: QuotaExcess) -> str:
+    """Return the size that the quota allows a container that holds all of its lease, or ""."""
+    shares = change.after
+    if excess.model or len(shares) < len(change.lease.shares):
+        return ""
+    most = (excess.limit - excess.used) // len(shares)
+    if excess.measure == "memoryMiB":
+        most -= most % shares[0].unit_mib
+        return f"--memory {most}Mi would be within it" if most > 0 else ""
+    most = min(most // 10, MAX_CORES)
+    fits_cores = excess.measure == "cores" and most > 0 and all(s.cores_percent for s in shares)
+    return f"--cores {most} would be within it" if fits_cores else ""
 
 
 def is_smaller(size: ResizeRequest, lease: Lease) -> bool:

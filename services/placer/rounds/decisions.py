@@ -14,7 +14,7 @@ from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import Rng, place, place_before
+from shared.placing.placement import Rng, place, place_before, where_placed
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.placing.refusal.refusals import explain, with_run_time
 
@@ -98,6 +98,7 @@ class DecisionContext:
             event,
             lambda request: self._place(_with_within(restricted(event, request), within)),
             self.index,
+            where_placed,
         )
         if not isinstance(result, Refusal):
             request = event.request

@@ -17,7 +17,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import Dialect
 from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import QuotaExcess, QuotaUsage
-from shared.model.requests.placement import Placement
+from shared.model.leases.lease import Share
 from shared.model.requests.request import (
     LEAST_SHARE_MIB,
     GpuRequest,
@@ -25,14 +25,12 @@ from shared.model.requests.request import (
     TopologyScope,
 )
 from shared.placing.advice import QuotaChanges, changes_between
-from shared.placing.choice.container_choice import share_mib
+from shared.placing.choice.container_choice import build_shares, share_mib
 from shared.placing.choice.device_choice import choose_devices
-from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.threshold_column import positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
-from shared.placing.placement import place, placement_of
 from shared.placing.refusal.changes import (
     changed_to_fit,
     fewer_gpus,
@@ -51,6 +49,8 @@ CACHED_CHANGES = 1024
 _FITS = Fraction(1)
 Measured = Callable[[PodRequest], Fraction | None]
 """Returns the part of what a pod would count that is allowed, at most 1; None if nothing fits."""
+Where = Callable[[PodRequest, NodeIndex], tuple[MirroredNode, tuple[Share, ...]] | None]
+"""Returns the node and the shares that a pod would get now, or None if no node fits it."""
 Shrink = Callable[..., GpuRequest]
 """Returns a container with so large a `part` of what it requests."""
 
@@ -69,9 +69,8 @@ class Allowance:
     def of(cls, excess: QuotaExcess, most: int) -> "Allowance":
         return cls(excess.measure, most, excess.model, excess.label)
 
-    def counts(self, placement: Placement, node: MirroredNode) -> int:
-        """Return what a placement counts by this measure."""
-        shares = placement.shares
+    def counts(self, shares: tuple[Share, ...], node: MirroredNode) -> int:
+        """Return what shares of a node count by this measure."""
         if self.model and self.label:
             shares = shares if node.facts.labels.get(self.label) == self.model else ()
         elif self.model:
@@ -91,24 +90,24 @@ def _amount(charge: QuotaUsage, measure: str) -> int:
 
 
 def changes_within(
-    request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex
+    request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex, where: Where
 ) -> QuotaChanges:
     """Return the changes with which a pod counts no more than is allowed; none if there are none.
 
-    They hold on the nodes of every kind that its requirements allow, or else on the node that would
-    be chosen now.
+    They hold on the nodes of every kind that its requirements allow, or else where it would be
+    placed now.
     """
     key = placement_key(request), tuple(allowances), index.mirror.inventory_changes.end
     cached = index.quota_changes.get(key)
     if cached is not None:
         return cached
-    changed = _changed_within(request, allowances, index)
+    changed = _changed_within(request, allowances, index, where)
     changes = () if changed is None else changes_between(request, changed)
     return store(index.quota_changes, key, QuotaChanges(changes), CACHED_CHANGES)
 
 
 def _changed_within(
-    request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex
+    request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex, where: Where
 ) -> PodRequest | None:
     dialect = DIALECTS.get(request.dialect)
     if dialect is None or any(allowance.most < 1 for allowance in allowances):
@@ -119,8 +118,8 @@ def _changed_within(
         return None
     smallest = min(fitting, key=lambda node: min([device.total_mib for device in node.devices]))
     trial = _Trial(request, dialect, smallest, allowances)
-    return trial.within(lambda changed: _on_all(changed, nodes, allowances)) or trial.within(
-        lambda changed: _where_placed(changed, index, allowances)
+    return trial.within(partial(_on_all, nodes, allowances)) or trial.within(
+        partial(_where_placed, index, where, allowances)
     )
 
 
@@ -144,10 +143,10 @@ def _idle_kinds(request: PodRequest, index: NodeIndex) -> Iterator[MirroredNode]
 
 
 def _on_all(
-    request: PodRequest, nodes: Iterable[MirroredNode], allowances: Sequence[Allowance]
+    nodes: Iterable[MirroredNode], allowances: Sequence[Allowance], request: PodRequest
 ) -> Fraction | None:
     parts = [
-        _allowed_part(placement_of(node, picks), node, allowances)
+        _allowed_part(build_shares(picks), node, allowances)
         for node in nodes
         if (picks := choose_devices(request, node)) is not None
     ]
@@ -155,19 +154,16 @@ def _on_all(
 
 
 def _where_placed(
-    request: PodRequest, index: NodeIndex, allowances: Sequence[Allowance]
+    index: NodeIndex, where: Where, allowances: Sequence[Allowance], request: PodRequest
 ) -> Fraction | None:
-    placements = place(request, index, lambda: 0.0, 1)
-    if isinstance(placements, NoFit):
-        return None
-    node = index.mirror.nodes[placements[0].node]
-    return _allowed_part(placements[0], node, allowances)
+    placed = where(request, index)
+    return None if placed is None else _allowed_part(placed[1], placed[0], allowances)
 
 
 def _allowed_part(
-    placement: Placement, node: MirroredNode, allowances: Iterable[Allowance]
+    shares: tuple[Share, ...], node: MirroredNode, allowances: Iterable[Allowance]
 ) -> Fraction:
-    counts = [(allowance.most, allowance.counts(placement, node)) for allowance in allowances]
+    counts = [(allowance.most, allowance.counts(shares, node)) for allowance in allowances]
     return min([Fraction(most, max(count, most)) for most, count in counts])
 
 

@@ -14,8 +14,8 @@ from shared.model.quantity import duration_text
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, NodeTerm, PodRequest
 from shared.placing.advice import QuotaChanges
-from shared.placing.index.node_index import NodeIndex
-from shared.placing.refusal.quota_changes import Allowance, changes_elsewhere, changes_within
+from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsewhere, changes_within
 
 Result = tuple[Placement, ...] | Refusal
 
@@ -116,14 +116,21 @@ class QuotaRefusals:
             self._excesses.pop(_key(event), None)
 
     def place_within(
-        self, event: PodQueued, place: Callable[[PodRequest], Result], index: NodeIndex
+        self,
+        event: PodQueued,
+        place: Callable[[PodRequest], Result],
+        index: NodeIndex,
+        where: Where,
     ) -> Result:
-        """Place the pod where its quota allows it, or return a refusal that names the quota."""
+        """Place the pod where its quota allows it, or return a refusal that names the quota.
+
+        `where` returns what changes of the pod would lead to.
+        """
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
         allowed = narrowed(event.request, excesses)
-        pod = PodOnNodes(event.request, index)
+        pod = PodOnNodes(event.request, index, where)
         if allowed is None:
             return over_quota(event.namespace, excesses, None, pod)
         result = place(allowed)
@@ -146,12 +153,25 @@ class PodOnNodes:
 
     request: PodRequest
     index: NodeIndex
+    where: Where
 
     @property
     def gang_size(self) -> int:
         """How many pods have to be within the quota together."""
         gang = self.request.gang
         return gang.min_member if gang and gang.decided_as_one else 1
+
+    def room_within(self, excesses: Iterable[QuotaExcess]) -> QuotaChanges:
+        """Return the smaller amounts that run now where the quota allows the pod, if any do."""
+        allowed = narrowed(self.request, excesses)
+        explanation = self.index.explanations.get(placement_key(allowed)) if allowed else None
+        if explanation is None or not explanation.advice.waiting:
+            return QuotaChanges()
+        advice = explanation.advice
+        of_amounts = all(
+            change.place is Place.RESOURCE and change.value for change in advice.changes
+        )
+        return QuotaChanges(advice.changes, advice.node) if of_amounts else QuotaChanges()
 
     def changes_within(
         self,
@@ -165,7 +185,7 @@ class PodOnNodes:
             request = structs.replace(request, device_order=PACKED)
         allowances = [Allowance.of(excess, most(excess) // self.gang_size) for excess in amounts]
         allowed = tuple(dict.fromkeys(allowances))
-        return changes_within(request, allowed, self.index).changes
+        return changes_within(request, allowed, self.index, self.where).changes
 
 
 def over_quota(
@@ -228,9 +248,7 @@ def quota_hint(
     if pod is not None and any(excess.names_places for excess in excesses):
         elsewhere = changes_elsewhere(pod.request, excesses, pod.index)
     if other_refusal is not None and not other_refusal.permanent and not elsewhere.changes:
-        return Hint(
-            f"wait until pods have ended where the quota allows the pod, or {administrator}"
-        )
+        return _hint_about_places(excesses, administrator, pod)
     if amounts and not places:
         hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
         if hint.changes or not elsewhere.changes:
@@ -239,6 +257,17 @@ def quota_hint(
         return Hint(f"waiting does not help: {administrator}")
     there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
     return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
+
+
+def _hint_about_places(
+    excesses: tuple[QuotaExcess, ...], administrator: str, pod: PodOnNodes | None
+) -> Hint:
+    wait = f"wait until pods have ended where the quota allows the pod, or {administrator}"
+    room = QuotaChanges() if pod is None else pod.room_within(excesses)
+    if not room.changes:
+        return Hint(wait)
+    now = f"{words(room.changes)}, as node {room.node} has room for it now"
+    return Hint(f"{now}; or {wait}", room.changes)
 
 
 def _hint_about_amounts(
@@ -331,8 +360,7 @@ def _left(excess: QuotaExcess) -> int:
 def _at_most(excess: QuotaExcess, amount: int, *, in_gang: bool) -> str:
     of_model = f" of model {excess.model}" if excess.model else ""
     whole = "in all pods of the gang" if in_gang or excess.by_gang else "in the whole pod"
-    number = _amount(excess.measure, amount)
-    return f"at most {number} {_MEASURE_NAMES[excess.measure]}{of_model} {whole}"
+    return f"at most {measured(excess.measure, amount)}{of_model} {whole}"
 
 
 def _reason(excess: QuotaExcess) -> str:
@@ -345,9 +373,18 @@ def _reason(excess: QuotaExcess) -> str:
     together = " by pods of the gang" if excess.by_gang else ""
     used = excess.used - excess.by_gang
     requested = excess.requested + excess.by_gang
-    limit, used_text, wanted = (_amount(excess.measure, n) for n in (excess.limit, used, requested))
-    allowed = f"it allows {limit} {_MEASURE_NAMES[excess.measure]}{of_model}"
+    used_text, wanted = (_amount(excess.measure, n) for n in (used, requested))
+    allowed = f"it allows {measured(excess.measure, excess.limit)}{of_model}"
     return f"{allowed}, {used_text} are used and {wanted} requested{together}"
+
+
+def measured(measure: str, number: int) -> str:
+    """Return an amount of a quota with its unit.
+
+    >>> measured("milliGPU", 500), measured("memoryMiB", 500)
+    ('0.5 GPUs', '500 MiB of GPU memory')
+    """
+    return f"{_amount(measure, number)} {_MEASURE_NAMES[measure]}"
 
 
 def _amount(measure: str, number: int) -> str:

@@ -28,6 +28,7 @@ from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.placement import where_placed
 from shared.placing.refusal.quota_refusals import PodOnNodes, QuotaRefusals, quota_hint
 from shared.pods.manifest_patches import json_patch
 from shared.pods.pod_parser import PodParser
@@ -95,9 +96,11 @@ def cluster(*taints: Taint) -> NodeIndex:
     return index_of(*nodes(*taints))
 
 
-def occupied(*names: str) -> NodeIndex:
-    """Return the same nodes, some of them without free memory."""
-    return index_of(*(full(node) if node.facts.name in names else node for node in nodes()))
+def occupied(*names: str, free_mib: int = 0) -> NodeIndex:
+    """Return the same nodes, some of them with so much free memory on each device."""
+    return index_of(
+        *(full(node, free_mib) if node.facts.name in names else node for node in nodes())
+    )
 
 
 def serving(*names: str) -> NodeIndex:
@@ -105,8 +108,8 @@ def serving(*names: str) -> NodeIndex:
     return index_of(*(replace(node, served=names) for node in nodes()))
 
 
-def full(node: LedgerNode) -> LedgerNode:
-    held = ((device, use(device.memory_mib)) for device, _ in node.devices)
+def full(node: LedgerNode, free_mib: int = 0) -> LedgerNode:
+    held = ((device, use(device.memory_mib - free_mib)) for device, _ in node.devices)
     return replace(node, devices=tuple(held))
 
 
@@ -170,14 +173,21 @@ WAITS = {
 """Hints without a change, in small letters: no manifest of the pod would run."""
 
 
-def follow(
+def follow(pod: Pod, *taints: Taint, **circumstances: Any) -> Followed:
+    """Do what the hints about a pod say until it is placed. Fails at a circle and at a dead end."""
+    followed = follow_or_wait(pod, *taints, **circumstances)
+    assert followed.request
+    return followed
+
+
+def follow_or_wait(
     pod: Pod,
     *taints: Taint,
     team: Team | None = None,
     index: NodeIndex | None = None,
     **facts: Any,
 ) -> Followed:
-    """Do what the hints about a pod say until it is placed. Fails at a circle and at a dead end.
+    """Do what the hints about a pod say until it is placed, or one of `WAITS` is all they say.
 
     `facts` are what else admission knows, such as its namespace's `budget`.
     """
@@ -191,7 +201,9 @@ def follow(
         assert outcome.text not in {hint.text for hint in hints}, f"a circle:\n  {trail}"
         hints.append(outcome)
         if not outcome.changes:
-            return Followed(pod, hints)
+            waiting = Followed(pod, hints)
+            assert waiting.waits
+            return waiting
         for change in outcome.changes:
             parts = re.split(r"[.\[\]]", change.name)
             assert any(part and part in outcome.text for part in parts), (
@@ -234,12 +246,14 @@ def _place(request: PodRequest, index: NodeIndex, team: Team) -> PodRequest | Hi
 
     for _ in range(MOST_HINTS):
         others.append(None)
-        answer = refusals.place_within(event, place, index)
+        answer = refusals.place_within(event, place, index, where_placed)
         if isinstance(answer, Refusal):
             if not excesses:
                 advice = index.explanations[placement_key(request)].advice
                 return Hint(answer.text, advice.changes)
-            hint = quota_hint(NAMESPACE, excesses, others[-1], PodOnNodes(request, index))
+            hint = quota_hint(
+                NAMESPACE, excesses, others[-1], PodOnNodes(request, index, where_placed)
+            )
             assert hint.text == answer.hint
             return Hint(answer.text, hint.changes)
         facts = index.mirror.nodes[answer[0].node].facts

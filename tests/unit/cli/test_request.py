@@ -12,8 +12,6 @@ import yaml
 from services.cli.__main__ import main
 from shared.kubernetes.manifests import pods_in
 from shared.model.errors import RequestError
-from tests.support.webhook.reviews import container, decided, env
-from tests.support.webhook.reviews import pod as built
 
 VGPU = """
       containers:
@@ -594,38 +592,3 @@ def test_a_resource_of_no_system_has_the_one_that_was_meant_as_a_patch(
         "/spec/containers/0/resources/limits/nvidia.com~1gpu",
         "/spec/containers/0/resources/limits/nvdia.com~1gpu",
     }
-
-
-MAIN = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
-VISIBLE = env("NVIDIA_VISIBLE_DEVICES", "all")
-WRONG = {
-    "memory and a percentage": built(
-        container("main", MAIN | {"nvidia.com/gpumem-percentage": "20"})
-    ),
-    "limit of cores": built(
-        container("main", {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "12"}),
-        notes={"tencent.com/vcuda-core-limit": "80"},
-    ),
-    "devices without a request": built(container("main", **VISIBLE)),
-    "devices beside a request": built(container("main", MAIN), container("side", **VISIBLE)),
-    "an init container": built(
-        container("main", {"volcano.sh/vgpu-number": "1"}),
-        initContainers=[container("first", {"volcano.sh/vgpu-number": "1"})],
-    ),
-    "the shorthand and a part of it": built(
-        container("main", {"koordinator.sh/gpu": "50", "koordinator.sh/gpu-core": "25"})
-    ),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-def test_what_admission_says_is_said_by_explain_in_the_same_words(
-    explained: Explained, wrong: dict[str, Any]
-) -> None:
-    decision = decided(wrong)
-
-    _, out, _ = explained(yaml.dump({"apiVersion": "v1", "kind": "Pod"} | wrong))
-
-    words = decision.warnings or (decision.message,)
-    assert decision.changes
-    assert [text for text in words if text not in out] == []

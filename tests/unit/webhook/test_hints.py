@@ -570,7 +570,8 @@ def test_a_pod_in_words_that_no_node_serves_gets_those_that_are_served(
     followed = follow(of(limits), index=serving(served))
 
     assert served in followed.request.triggers
-    [before], [after] = follow(of(limits)).request.containers, followed.request.containers
+    [before] = follow(of(limits)).request.containers
+    [after] = followed.request.containers
     assert (before.gpus, before.cores_percent) == (after.gpus, after.cores_percent)
     assert before.wants_all_memory == after.wants_all_memory
     assert (served in limits) is (not followed.hints)

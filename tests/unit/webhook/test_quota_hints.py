@@ -29,6 +29,7 @@ from tests.support.webhook.hints import (
     charge,
     domains,
     follow,
+    follow_or_wait,
     occupied,
 )
 from tests.support.webhook.reviews import budget, container, pod
@@ -101,7 +102,7 @@ def is_the_least(limits: Limits, measure: str) -> bool:
 def test_a_pod_that_counts_twice_what_its_quota_allows_is_led_to_one_that_runs(
     limits: Limits, wrong: Pod, measure: str, amount: int
 ) -> None:
-    followed = follow(wrong, team=allowed(**{measure: amount // 2}))
+    followed = follow_or_wait(wrong, team=allowed(**{measure: amount // 2}))
 
     if is_the_least(limits, measure):
         assert followed.waits == "the least"
@@ -132,7 +133,7 @@ def test_a_pod_requests_what_others_leave_or_waits_until_they_have_ended(
     team = allowed(**{measure: amount})
 
     now = follow(wrong, team=team.holding(**{measure: amount // 2}))
-    later = follow(wrong, team=team.holding(**{measure: amount}))
+    later = follow_or_wait(wrong, team=team.holding(**{measure: amount}))
 
     assert "or wait until other pods of namespace team-a have ended" in now.hints[0].text
     assert charge(now.request).memory_mib < charge(follow(wrong).request).memory_mib or (
@@ -149,7 +150,9 @@ def test_a_pod_that_is_beyond_a_quota_that_others_hold_requests_less_and_waits(
     wrong = one(limits)
     team = allowed(memory_mib=counted(wrong)["memory_mib"] // 2)
 
-    followed = follow(wrong, team=team.holding(memory_mib=team.quota.limits.memory_mib or 0))
+    followed = follow_or_wait(
+        wrong, team=team.holding(memory_mib=team.quota.limits.memory_mib or 0)
+    )
 
     assert followed.hints[0].text.split(". ")[1].startswith("Waiting alone does not help: request")
     assert followed.waits == "held by others"
@@ -214,6 +217,13 @@ def test_what_is_within_a_pool_is_beyond_an_amount_there() -> None:
     assert "set nvidia.com/gpumem: 1000" in hint.text
 
 
+@pytest.mark.parametrize("limits", LARGE[:5])
+def test_a_pod_requests_what_is_free_where_its_quota_lets_it_run(limits: Limits) -> None:
+    followed = follow(one(limits), team=Team(NODE_A), index=occupied("a", free_mib=4_000))
+
+    assert "as node a has room for it now; or wait until pods have ended" in followed.hints[0].text
+
+
 def test_containers_share_a_card_where_the_quota_allows_no_more() -> None:
     followed = follow(two(NVIDIA), team=allowed(cards=1))
 
@@ -223,11 +233,13 @@ def test_containers_share_a_card_where_the_quota_allows_no_more() -> None:
 DENIES = budget(new_pods="deny")
 HALF = NVIDIA | {"nvidia.com/gpumem": "8000"}
 WAITING: dict[str, Callable[[Pod], Followed]] = {
-    "held by others": lambda pod: follow(pod, team=allowed(cards=1).holding(cards=1, memory_mib=9)),
-    "full": lambda pod: follow(pod, team=Team(NODE_A), index=occupied("a")),
-    "forbidden": lambda pod: follow(pod, team=allowed(milli_gpu=0)),
-    "the least": lambda pod: follow(pod, team=allowed(memory_mib=511)),
-    "no budget": lambda pod: follow(pod, budget=DENIES),
+    "held by others": lambda pod: follow_or_wait(
+        pod, team=allowed(cards=1).holding(cards=1, memory_mib=9)
+    ),
+    "full": lambda pod: follow_or_wait(pod, team=Team(NODE_A), index=occupied("a")),
+    "forbidden": lambda pod: follow_or_wait(pod, team=allowed(milli_gpu=0)),
+    "the least": lambda pod: follow_or_wait(pod, team=allowed(memory_mib=511)),
+    "no budget": lambda pod: follow_or_wait(pod, budget=DENIES),
 }
 """Circumstances in which no manifest would run, by the kind of the hint."""
 
@@ -253,7 +265,7 @@ def test_a_hint_without_a_change_is_given_only_where_no_request_would_run(
 
 
 def test_a_denial_and_a_pod_that_waits_name_the_same_way_out_of_an_exhausted_budget() -> None:
-    [denied] = follow(one(NVIDIA), budget=DENIES).hints
+    [denied] = follow_or_wait(one(NVIDIA), budget=DENIES).hints
 
     assert denied.text.endswith(budget_hint(NAMESPACE))
     assert no_budget(NAMESPACE).hint == budget_hint(NAMESPACE)

@@ -1,13 +1,16 @@
 """Vendors' words in the wrong place of a pod: a Warning or a denial says where they belong."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.cli.__main__ import main
 from shared.dialects import DIALECTS, GPU_RESOURCES, RESOURCE_PREFIXES
 from shared.dialects.vocabulary import PREFIXES, WORDS, did_you_mean, unknown_gpus
 from shared.model.change import Place
-from tests.support.webhook.reviews import container, decided, pod
+from tests.support.webhook.reviews import container, decided, env, pod
 
 SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
 WHOLE = {"nvidia.com/gpu": "1"}
@@ -144,3 +147,41 @@ def test_the_resource_that_was_meant_is_named(name: str, meant: str) -> None:
     assert list(unknown_gpus(["cpu", "example.com/fpga", name, "nvidia.com/gpu"])) == [name]
     assert did_you_mean(name, 1).startswith(meant)
     assert bool(meant) == bool(did_you_mean(name, 1))
+
+
+VISIBLE = env("NVIDIA_VISIBLE_DEVICES", "all")
+WRONG = {
+    "memory and a percentage": pod(
+        container("main", SHARE | {"nvidia.com/gpumem-percentage": "20"})
+    ),
+    "limit of cores": pod(
+        container("main", {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "12"}),
+        notes={"tencent.com/vcuda-core-limit": "80"},
+    ),
+    "devices without a request": pod(container("main", **VISIBLE)),
+    "devices beside a request": pod(container("main", SHARE), container("side", **VISIBLE)),
+    "an init container": pod(
+        container("main", {"volcano.sh/vgpu-number": "1"}),
+        initContainers=[container("first", {"volcano.sh/vgpu-number": "1"})],
+    ),
+    "the shorthand and a part of it": pod(
+        container("main", {"koordinator.sh/gpu": "50", "koordinator.sh/gpu-core": "25"})
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_what_admission_says_is_said_by_explain_in_the_same_words(
+    wrong: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    decision = decided(wrong)
+    manifest = tmp_path / "pod.json"
+    manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "Pod"} | wrong))
+
+    with pytest.raises(SystemExit):
+        main(["explain", "--request", str(manifest)])
+
+    out = capsys.readouterr().out
+    words = decision.warnings or (decision.message,)
+    assert decision.changes
+    assert [text for text in words if text not in out] == []

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from services.binder.resize.rules import SizeChange, decide, is_smaller, no_capacity
 from shared.dialects import DIALECTS
+from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import QuotaExcess
 from shared.model.devices.device import DeviceUse
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
@@ -315,8 +316,31 @@ def test_an_exceeded_quota_is_named() -> None:
         full("quota", quotas=(excess,)), assert_changed(running(), resize_to(8_000)), NODE
     )
 
-    assert "namespace default allows 5000 memoryMiB; other leases have 1000" in refusal.reason
+    assert refusal.reason == (
+        "the GPU quota of namespace default allows 5000 MiB of GPU memory; other leases have 1000 "
+        "MiB of GPU memory, and this one would have 8000 MiB of GPU memory"
+    )
+    assert refusal.hint.startswith("--memory 4000Mi would be within it, or ask an administrator")
     assert "gpuquota default" in refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("measure", "limit", "used"),
+    [("memoryMiB", 5_000, 1_000), ("memoryMiB", 5_001, 0), ("cores", 450, 100)],
+)
+def test_the_size_that_a_hint_about_a_quota_names_is_within_it(
+    measure: str, limit: int, used: int
+) -> None:
+    excess = QuotaExcess(measure=measure, limit=limit, used=used, requested=8_000)
+    change = assert_changed(running(), resize_to(8_000, 80))
+
+    hint = no_capacity(full("quota", quotas=(excess,)), change, NODE).hint
+
+    [(size, amount)] = re.findall(r"--(memory|cores) (\d+)", hint)
+    tried = resize_to(int(amount)) if size == "memory" else resize_to(None, int(amount))
+    usage = charge_of(assert_changed(running(), tried).after, {DeviceUuid("GPU-a"): V100_MIB})
+    held = {"memory": usage.memory_mib, "cores": usage.cores_milli}[size]
+    assert limit - used - 10 < held <= limit - used
 
 
 @given(st.integers(1, V100_MIB), st.integers(1, 99), st.integers(1, V100_MIB), st.integers(1, 99))
