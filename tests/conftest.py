@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Generator
 from pathlib import PurePosixPath
 
 import pytest
@@ -77,14 +78,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Look for garbage in what tests make, and not in half a million objects of collected tests.
 
     Tests of random input leave much, which is freed sooner than services do it: while it still is
     in the processor's cache.
     """
-    gc.freeze()
-    gc.set_threshold(GARBAGE, *GC_THRESHOLD[1:])
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(GARBAGE, *GC_THRESHOLD[1:])
+        gc.enable()
 
 
 def repeated(config: pytest.Config) -> int:

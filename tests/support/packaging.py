@@ -1,6 +1,7 @@
 """What kubectl makes of the manifests, and helm of the chart, for any choice of parts."""
 
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -35,13 +36,22 @@ EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
 _HASHED = re.compile(r"(leasehold-settings|node-agent-settings|kube-scheduler)-[a-z0-9]{10}")
 """The names of ConfigMaps that end with a hash of their content."""
 
+_SEPARATOR = re.compile(r"^---$", re.MULTILINE)
+
 Json = dict[str, Any]
 Key = tuple[str, str, str]
 
 
 def objects(text: str) -> list[Json]:
-    """Parse all objects in the text with the fast C loader."""
-    return [it for it in yaml.load_all(text, yaml.CSafeLoader) if it]
+    """Return all objects in the text; a document that other texts have, too, is parsed once."""
+    parsed = (pickle.loads(_parsed(document)) for document in _SEPARATOR.split(text))  # noqa: S301 - its own
+    return [it for it in parsed if it]
+
+
+@cache
+def _parsed(document: str) -> bytes:
+    """Return what the fast C loader makes of it, of which each caller gets a copy of its own."""
+    return pickle.dumps(yaml.load(document, yaml.CSafeLoader))
 
 
 def by_key(manifests: Collection[Json]) -> dict[Key, Json]:

@@ -6,8 +6,9 @@ The node agent compiles their driver and makes the GPUs.
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path, PurePosixPath
 
 from shared.model.errors import UnavailableError
@@ -69,6 +70,14 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
     return [*hidden, "/usr/bin/nvidia-modprobe"] if hidden else []
 
 
+@cache
+def namespaces_here() -> Namespaces:
+    """Return the namespaces that processes can have: on all nodes, since their machine is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs = SimulatedPrograms(NodeFiles(Path(folder)))
+        return possible_namespaces(partial(programs.in_namespaces, ContainerState(), ["true"], {}))
+
+
 class SimulatedPrograms:
     """`gpu-load`, `nvidia-smi`, shells, tar, and the programs of this machine that `more` names.
 
@@ -82,14 +91,10 @@ class SimulatedPrograms:
 
     @cached_property
     def _of_machine(self) -> frozenset[str]:
-        names = (*(ALWAYS if self._namespaces else ()), *self._more)
+        names = (*(ALWAYS if namespaces_here() else ()), *self._more)
         return frozenset(filter(shutil.which, names))
 
-    @cached_property
-    def _namespaces(self) -> Namespaces:
-        return possible_namespaces(partial(self._launch, ContainerState(), ["true"], {}))
-
-    def _launch(
+    def in_namespaces(
         self,
         state: ContainerState,
         command: Sequence[str],
@@ -121,11 +126,11 @@ class SimulatedPrograms:
         name = PurePosixPath(command[0]).name
         folder = self._driver(required=name in GPU_PROGRAMS)
         is_ours = name in GPU_PROGRAMS
-        return self._launch(
+        return self.in_namespaces(
             state,
             [str(folder / name) if folder and is_ours else name, *command[1:]],
             environment(state, folder, self._files.gpu_state),
-            Namespaces.NONE if is_ours else self._namespaces,
+            Namespaces.NONE if is_ours else namespaces_here(),
         )
 
     def _driver(self, *, required: bool) -> Path | None:

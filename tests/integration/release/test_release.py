@@ -90,7 +90,7 @@ def test_it_is_installed_beside_a_package_that_is_imported_as_proto(
     theirs.parent.mkdir()
     theirs.write_text("")
     wheels = (str(path) for path in dist.glob("*.whl"))
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    install = ("-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index")
     subprocess.run([sys.executable, *install, "--target", tmp_path, *wheels], check=True)
 
     code = (

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from services.webhook.admission_review import API_VERSION, KIND
 from shared.dialects.reserved import LIBRARY_SEARCH, VISIBLE
 from shared.kubernetes.full_pods import MAX_CONTAINERS, MAX_ENTRIES
@@ -92,7 +94,7 @@ def _filled(item: Callable[[int], Obj], size: int) -> list[Obj]:
 
 def review_of(pod: Obj, *, namespace: str = "team-a", old: Obj | None = None) -> bytes:
     """Return the body of the review of a pod that is created, or changed from `old`."""
-    return json.dumps(
+    return msgspec.json.encode(
         {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -105,4 +107,4 @@ def review_of(pod: Obj, *, namespace: str = "team-a", old: Obj | None = None) ->
                 "oldObject": old,
             },
         }
-    ).encode()
+    )

@@ -167,7 +167,7 @@ def test_a_shell_writes_to_the_node_and_its_mounts_only(tmp_path: Path, *, read_
 def test_without_namespaces_only_named_programs_are_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_programs, "possible_namespaces", lambda _: Namespaces.NONE)
+    monkeypatch.setattr(gpu_programs, "namespaces_here", lambda: Namespaces.NONE)
     programs = SimulatedPrograms(NodeFiles(tmp_path), ["bash"])
 
     assert programs.has(["bash"], built_in=False)
