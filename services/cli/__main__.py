@@ -26,14 +26,9 @@ COMPLETE = "__complete"
 def main(argv: Sequence[str] | None = None) -> None:
     program = program_name()
     words = sys.argv[1:] if argv is None else argv
-    if argv is None:  # the process is this command's
-        sys.setrecursionlimit(RECURSION_LIMIT)
-        if not os.environ.get(DEBUG_VARIABLE):
-            sys.excepthook = _report_bug
+    if argv is None:
+        _prepare_process(program)
     name = program
-    if sys.stdout is None:
-        print(f"{program}: standard output is closed: write it to a file or pipe", file=sys.stderr)
-        sys.exit(1)
     try:
         if words[:1] == [COMPLETE]:
             print("\n".join(candidates(build_parser(), words[1:])))
@@ -64,6 +59,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(printable_lines(f"{name}: {error}"), file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
+
+
+def _prepare_process(program: str) -> None:
+    """Set what is the whole process's. Ends it if it has no output."""
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    if not os.environ.get(DEBUG_VARIABLE):
+        sys.excepthook = _report_bug
+    if sys.stdout is None:
+        print(f"{program}: standard output is closed: write it to a file or pipe", file=sys.stderr)
+        sys.exit(1)
 
 
 def complete_plugin() -> None:

@@ -11,7 +11,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
-import services.cli.commands  # noqa: F401 - it declares the commands
+import services.cli.commands
+import services.cli.local_commands  # noqa: F401 - both declare the commands
 from services.cli.arguments import COMMANDS, PODS, WORKLOADS, CommandEntry
 from shared.runtime.settings import add_arguments, from_arguments
 

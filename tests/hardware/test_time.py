@@ -188,7 +188,8 @@ def test_how_long_a_short_kernel_waits_beside_long_ones(
 
 def test_launches_per_second(machine: Machine, load: Load, seen: Add) -> None:
     seconds = 0.1 if machine.quick else 1
-    without, limited = load(0), load(100)
+    without = load(0)
+    limited = load(100)
     rates = [
         [program.value(f"launches {seconds}s", "per_s") for program in (without, limited)]
         for _ in range(5)

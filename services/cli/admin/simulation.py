@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.cli.commands import Sim
+from services.cli.local_commands import Sim
 from services.cli.state_dir import LOCAL, StateDir, load_state, supervisor_pid
 from services.cli.terminal import program
 from shared.model.errors import RequestError, UnavailableError

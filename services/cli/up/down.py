@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from services.cli.commands import Down
+from services.cli.local_commands import Down
 from services.cli.state_dir import SUPERVISED_VARIABLE, StateDir, supervisor_pid
 
 TERMINATE_S = 30.0

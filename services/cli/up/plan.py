@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from services.cli.arguments import MAX_PORT
-from services.cli.commands import Up
+from services.cli.local_commands import Up
 from services.cli.state_dir import LOCAL, State, optional_path
 from services.cli.up import servers
 from shared.model.errors import RequestError

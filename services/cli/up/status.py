@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from services.cli.arguments import StateArguments
-from services.cli.commands import Status
 from services.cli.formats import age
+from services.cli.local_commands import Status
 from services.cli.state_dir import (
     LOCAL,
     ComponentState,

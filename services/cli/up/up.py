@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from services.cli import credentials
-from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles
+from services.cli.local_commands import Up
 from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import (
     AlreadyRunningError,

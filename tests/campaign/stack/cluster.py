@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.cli import credentials
-from services.cli.commands import Up
+from services.cli.local_commands import Up
 from services.cli.state_dir import ComponentState, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of

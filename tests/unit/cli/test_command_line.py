@@ -148,7 +148,7 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (("lend",), "'lend' is not one of up, down, status, gpus"),
+        (("lend",), "'lend' is not one of gpus, ps, top, explain"),
         (("gpsu",), "did you mean gpus?"),
         (("help", "explian"), "did you mean explain?"),
         (("ps", "--jsn"), "leasehold ps: error: unknown arguments: --jsn; did you mean --json?"),

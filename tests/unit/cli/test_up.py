@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.cli import credentials
-from services.cli.commands import Up
+from services.cli.local_commands import Up
 from services.cli.state_dir import StateDir
 from services.cli.up.components import Component, components_of, stages_of
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.commands import Down
+from services.cli.local_commands import Down
 from services.cli.state_dir import (
     AlreadyRunningError,
     ComponentState,

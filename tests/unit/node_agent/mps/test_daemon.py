@@ -18,6 +18,7 @@ from services.node_agent.mps.daemon import (
     parse_percent,
     parse_pids,
 )
+from services.node_agent.mps.daemon_directories import MpsNode
 from services.node_agent.mps.daemons import MpsDaemons
 from services.node_agent.mps.watch import drain_at
 from shared.dialects.mps import daemon_name
@@ -123,6 +124,7 @@ async def test_a_daemon_of_an_ended_pod_goes_after_a_while_also_if_the_clock_was
     directory.mkdir()
     (directory / "daemon.json").write_bytes(msgspec.json.encode(record))
 
-    await Mps(MpsDaemons(tmp_path, program=("false",), proc=tmp_path)).end(set(), None)
+    node = MpsNode(tmp_path, program=("false",), proc=tmp_path)
+    await Mps(MpsDaemons(node)).end(set(), None)
 
     assert directory.exists() is not is_ended
