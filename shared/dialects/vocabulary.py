@@ -5,6 +5,7 @@ effect, or none, has its row here. `docs/reference.md` shows the table.
 """
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -219,6 +220,7 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
         return
     own = DIALECTS[dialect]
     yield from own.warnings(pod)
+    yield from _wrongly_separated(pod, own)
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
         text = f"{key} has no effect beside the resource names of {dialect}"
@@ -231,6 +233,22 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
             f"{text}: write {same}",
             (Change(Place.ANNOTATION, key), Change(Place.ANNOTATION, same, value)),
         )
+
+
+_LISTS = ("types", "not_types", "uuids", "not_uuids")
+_SEPARATORS = re.compile(r"\s*[;|]\s*")
+
+
+def _wrongly_separated(pod: PodManifest, own: Dialect) -> Iterator[Hint]:
+    """Yield lists in annotations whose entries no comma separates."""
+    for key in (key for name in _LISTS for key in own.request_fields.get(name, ())):
+        text = pod.annotations.get(key, "")
+        if _SEPARATORS.search(text):
+            meant = _SEPARATORS.sub(",", text)
+            yield Hint(
+                f"annotation {key}: commas separate several entries: write {meant}",
+                (Change(Place.ANNOTATION, key, meant),),
+            )
 
 
 def _same_field(key: str, own: Dialect) -> Iterator[str]:

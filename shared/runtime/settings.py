@@ -290,7 +290,9 @@ def load_each(
     added: set[str] = set()
     for kind in kinds:
         _add_flags(parser, kind, environ=environ, added=added)
-    flags = parser.parse_args(argv)
+    flags, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.refuse(unknown)
     check_variables(environ, {variable_of(name) for name in added})
     return [from_arguments(kind, flags) for kind in kinds]
 
@@ -315,6 +317,14 @@ class _SettingsParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise RequestError(message.removeprefix("argument "))
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        import difflib
+
+        written = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(written, self._option_string_actions, n=1)
+        meant = f"did you mean {near[0]}?" if near else "--help lists all flags"
+        self.error(f"there is no flag {' '.join(unknown)}; {meant}")
 
 
 def _add_flags(

@@ -154,6 +154,21 @@ def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            "--device-split-cuont=4",
+            "there is no flag --device-split-cuont=4; did you mean --device",
+        ),
+        ("--xyz", "there is no flag --xyz; --help lists all flags"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(written: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        load(KINDS["node_agent"], "agent", about="", argv=[written], environ={})
+
+
 def test_no_setting_of_a_component_is_taken_for_a_misspelt_one_of_another() -> None:
     of_all = names_of_components()
     environ = dict.fromkeys(set().union(*of_all.values(), names_of_development()), "1")

@@ -188,6 +188,8 @@ ANNOTATIONS = (
     annotated("volcano.sh/vgpu-mode", "mig"),
     annotated("nvidia.com/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
     annotated("nvidia.com/use-GPUtype", "T4"),
+    annotated("nvidia.com/use-gputype", "H100; T4"),
+    annotated("volcano.sh/vgpu-nouse-gpuuuid", "GPU-a-0|GPU-a-1", VGPU),
     annotated("nvidia/use-gputype", "T4"),
     annotated("volcano.io/vgpu-mode", "mig", VGPU | {"volcano.sh/vgpu-cores": "0"}),
     *(annotated(f"{domain}/max-run-time", "1h") for domain in ("leasehold", "leasehold.io")),
