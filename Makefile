@@ -85,9 +85,10 @@ TESTS_OF_ROOM = $(or $(wildcard tests/unit/$(ROOM) tests/integration/$(ROOM) $(R
 test: $(STAMP)
 	$(PYTEST) -n 6 --no-loadscope-reorder --durations 30 $(if $(CI)$(ROOM),,-m "not long") $(if $(ROOM),$(TESTS_OF_ROOM),$(ALL_TESTS)) $(ARGS)
 
-# Written once, before several processes of the tests would each write all of it.
+# Written once, before several processes of the tests would each write all of it; so are Hypothesis's tables of characters.
 bytecode: $(STAMP)
 	@$(PYTEST) -n 0 --collect-only -qq $(ALL_TESTS) >/dev/null || true
+	@$(PY) -c 'from hypothesis import strategies; strategies.text().validate()'
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 from services.cli.up.installation import AGENT
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from tests.support.packaging import objects
 from tests.support.simcluster.apiserver import ApiUnderTest
 
 ROOT = Path(__file__).parents[3]
@@ -29,8 +29,8 @@ def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]
     documents = [
         document
         for path in (*sorted(BASE.rglob("*.yaml")), *KINDS, *POLICIES, *components)
-        for document in yaml.safe_load_all(path.read_text())
-        if document and document["kind"] in kinds
+        for document in objects(path.read_text())
+        if document["kind"] in kinds
     ]
     for document in documents:
         if document["kind"] in NAMESPACED:
@@ -40,11 +40,11 @@ def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]
 
 async def install_rights(api: ApiUnderTest, *components: Path) -> None:
     """Create what decides about the services' writes, as `kubectl apply -k` does."""
-    objects = manifests(INSTALLED, *components)
+    installed = manifests(INSTALLED, *components)
     async with api.client() as client:
         for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE, "team-a"):
             await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
-        for obj in sorted(objects, key=lambda manifest: "Policy" in manifest["kind"]):
+        for obj in sorted(installed, key=lambda manifest: "Policy" in manifest["kind"]):
             group = obj["apiVersion"]
             namespace = obj["metadata"].get("namespace")
             inside = f"/namespaces/{namespace}" if namespace else ""
