@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import chain
 
 import msgspec
 
@@ -18,6 +18,7 @@ from services.claims.claim_answers import (
     ClaimEnder,
     leased_answer,
 )
+from services.claims.claim_combinations import ClaimReads, combination_refusal
 from services.claims.claim_shares import (
     covers,
     kept_shares,
@@ -28,7 +29,7 @@ from services.claims.claim_shares import (
     slices_refusal,
     with_instances,
 )
-from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
+from services.claims.clients import ClaimAnswer, device_statuses
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, ExpiringMap
@@ -46,7 +47,6 @@ from shared.model.events.request_reply import (
 from shared.model.leases.lease import Lease, LeaseState, time_slices_of
 from shared.model.leases.ledger import (
     AlreadyLeased,
-    LedgerNode,
     NoCapacity,
     NodeTotals,
     Reservation,
@@ -54,14 +54,12 @@ from shared.model.leases.ledger import (
     TooLarge,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.requests.claim import DRIVER, LEASED, REFUSED
+from shared.model.requests.claim import LEASED, REFUSED
 from shared.pods.carried_leases import bound_claim, copy_in
 from shared.runtime.service import Publish, answers, handles, loops
 
 logger = logging.getLogger(__name__)
 
-LimitedRequests = Mapping[str, bool]
-"""Whether the containers that use a request, given by name, are limited."""
 RESERVATION_S = 30.0
 """A binder that dies between reservation and commit leaves the reservation so long."""
 WRITTEN_S = 10.0
@@ -76,79 +74,6 @@ WAIT_S = 10.0
 FORGOTTEN_S = 6 * WAIT_S
 """A claim that has not been delivered again for this time waits no longer; it may be gone."""
 MOST_WAITING = 8192
-MOST_COMBINED = 32
-"""Of any drivers beside one of ours in its containers: each is read, for each of them."""
-
-
-class ClaimReads:
-    """Each once: the claims of one pod share them."""
-
-    def __init__(self, claims: ClaimClient) -> None:
-        self.list_uses = cache(lambda *of: asyncio.ensure_future(claims.list_uses(*of)))
-        self.get_allocation = cache(lambda *of: asyncio.ensure_future(claims.get_allocation(*of)))
-
-
-async def combination_refusal(
-    reads: ClaimReads, claim: AllocatedClaim, node: LedgerNode | None
-) -> str:
-    """Return why a claim cannot be used as its pods want to, or an empty text if it can.
-
-    A container may not combine requests with limits: these would replace each other. Requests for
-    whole devices and MIG instances have none. Pods that use an allocated claim later cannot be
-    refused any more. Raises UnavailableError if the API server does not respond.
-    """
-    for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
-        uses = await reads.list_uses(claim.namespace, pod, uid)
-        containers = {use.container for use in uses if use.claim == claim.name}
-        names = {use.claim for use in uses if use.container in containers} - {claim.name, ""}
-        if len(names) > MOST_COMBINED:
-            return (
-                f"containers of pod {claim.namespace}/{pod} use {len(names)} other ResourceClaims "
-                f"beside {claim.name}; at most {MOST_COMBINED} are allowed"
-            )
-        others = [await reads.get_allocation(claim.namespace, name) for name in sorted(names)]
-        limited = {
-            read_claim.name: limited_requests(read_claim, node)
-            for read_claim in (claim, *others)
-            if read_claim
-        }
-        conflict = combined(claim.name, uses, limited)
-        if conflict:
-            return f"{conflict} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
-    return ""
-
-
-def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedRequests:
-    """Return which requests of a claim limit the containers that use them."""
-    wanted = reservation_of(claim, node)
-    shares = wanted.candidates[0].shares if isinstance(wanted, Reservation) else ()
-    limited = {device.request.partition("/")[0]: False for device in claim.admin_devices}
-    for share in shares:
-        request = share.container.partition("/")[0]
-        limited[request] = limited.get(request, False) or not (share.whole or share.mig)
-    return limited
-
-
-def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, LimitedRequests]) -> str:
-    """Return which container combines a request of this claim with others, if one does."""
-    used: dict[str, dict[tuple[str, str], bool]] = {}
-    for use in uses:
-        own = used.setdefault(use.container, {})
-        if not use.claim:
-            own["", use.request] = True
-        for request, is_limited in limited.get(use.claim, {}).items():
-            if use.request in {"", request}:
-                own[use.claim, request] = is_limited
-    for container, requests in used.items():
-        concerned = any(name == claim for name, _ in requests)
-        if concerned and len(requests) > 1 and any(requests.values()):
-            names = " and ".join(_request_name(*request) for request in sorted(requests))
-            return f"the limits of {names} would replace each other in container {container}"
-    return ""
-
-
-def _request_name(claim: str, request: str) -> str:
-    return f"request {request} of ResourceClaim {claim}" if claim else request
 
 
 @dataclass(slots=True)
@@ -302,14 +227,22 @@ class ClaimLeaser:
         if all(at > until for _, at in self._unwritten.values()):
             return []
         await self._forget_committed()
-        ended: list[LeaseChanged] = []
-        for claim in [claim for claim, at in self._unwritten.values() if at <= until]:
-            ended += await self._settle(claim)
-            if self._unwritten.get(claim.claim, (None, 0.0))[0] is claim:
-                del self._unwritten[claim.claim]
-        return ended
+        due = [claim for claim, at in self._unwritten.values() if at <= until]
+        # Side by side: one that cannot be read, or whose node does not reply, delays no other.
+        changes = await asyncio.gather(*map(self._settle, due))
+        return list(chain.from_iterable(changes))
 
     async def _settle(self, claim: AllocatedClaim) -> list[LeaseChanged]:
+        try:
+            changes = await self._settled(claim)
+        except LeaseholdError as error:  # it is tried again with the next call
+            logger.warning("%s: its reservation stays: %s", name_of(claim), error)
+            return []
+        if self._unwritten.get(claim.claim, (None, 0.0))[0] is claim:
+            del self._unwritten[claim.claim]
+        return changes
+
+    async def _settled(self, claim: AllocatedClaim) -> list[LeaseChanged]:
         stored = await self._written(claim, claim.generation)
         if stored is not None:
             return await self._lease([stored], {claim.claim: ""})

@@ -10,7 +10,8 @@ from msgspec import structs
 from services.binder.ledger_sync.lease_holders import holders_in
 from services.binder.ledger_sync.recovery import Recovery
 from services.claims import claim_leaser
-from services.claims.claim_leaser import MOST_COMBINED, RESERVATION_S, WRITTEN_S
+from services.claims.claim_combinations import MOST_COMBINED
+from services.claims.claim_leaser import RESERVATION_S, WRITTEN_S
 from services.claims.clients import RequestUse
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice, ClaimDeallocated
@@ -101,6 +102,24 @@ async def test_the_reservation_of_an_allocation_that_was_not_written_ends(
     assert [lease.lease.pod for lease in ended] == [unwritten.claim]
     assert (await binder.held(written)).state is LeaseState.BOUND, "its event is late"
     assert await binder.leaser.end_unwritten_claims() == []
+
+
+async def test_an_unwritten_allocation_that_cannot_be_read_keeps_no_other_and_is_tried_again(
+    binder: ClaimBinder,
+) -> None:
+    unread = allocated("c", on(GPU))
+    other = allocated("d", on(GPU))
+    for claim in (unread, other):
+        await binder.admit(claim)
+    binder.clock.advance(WRITTEN_S)
+    binder.claims.silent.add(unread.name)
+
+    ended = await binder.leaser.end_unwritten_claims()
+
+    assert [change.lease.pod for change in ended] == [other.claim]
+    binder.claims.silent.clear()
+    ended = await binder.leaser.end_unwritten_claims()
+    assert [change.lease.pod for change in ended] == [unread.claim]
 
 
 async def test_the_reservation_of_an_unwritten_allocation_ends_without_the_binder_that_made_it(

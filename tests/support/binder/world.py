@@ -73,6 +73,8 @@ class FakeClaims(ClaimClient):
         self.unreadable: list[LeaseholdError] = []
         self.reads = Counter[str]()
         """Of each claim and pod."""
+        self.silent = set[str]()
+        """Names of claims that the API server does not return."""
 
     def put(self, claim: AllocatedClaim) -> AllocatedClaim:
         self.stored[claim.name] = claim
@@ -80,6 +82,8 @@ class FakeClaims(ClaimClient):
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
         self.reads[name] += 1
+        if name in self.silent:
+            raise UnavailableError("the API server does not respond")
         return self.stored.get(name)
 
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> list[RequestUse]:
