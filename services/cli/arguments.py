@@ -188,15 +188,23 @@ def namespace(default: str | None = None, *, all_: bool = False) -> Any:
     return argument(default, text, "-n", constants=constants, read=not_empty)
 
 
+def any_namespace() -> Any:
+    """Declare the flag for a namespace of which all are the default."""
+    constants = {"-A --all-namespaces": ""}
+    return argument("", "namespace (default: all)", "-n", constants=constants)
+
+
 def selector(of: str) -> Any:
     return argument("", f"only {of} with these labels, such as a=b,c!=d", "-l", metavar="LABELS")
 
 
-def pod(nargs: str | None = None) -> Any:
+def pod(nargs: str | None = None, *, workloads: bool = False) -> Any:
     default, read = ("", pod_name) if nargs else (..., lambda text: pod_name(not_empty(text)))
-    return argument(
-        default, "the pod's name", positional=True, metavar="POD", nargs=nargs, read=read
-    )
+    text = "the pod's name"
+    if workloads:
+        read = pod_or_workload
+        text += ", or a workload, such as deploy/web or job/train"
+    return argument(default, text, positional=True, metavar="POD", nargs=nargs, read=read)
 
 
 def watch() -> Any:
@@ -258,6 +266,13 @@ class UsageArguments(ClusterArguments):
     @property
     def idle_after_s(self) -> str:
         return "" if self.idle_after is None else f"{self.idle_after * MINUTE_S:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedArguments(UsageArguments):
+    """For commands that can show it as it changes."""
+
+    watch: bool = watch()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,9 @@ from services.cli.arguments import (
     ClusterArguments,
     LedgerArguments,
     UsageArguments,
+    WatchedArguments,
     absolute,
+    any_namespace,
     command,
     listed,
     min_runtime,
@@ -19,7 +21,6 @@ from services.cli.arguments import (
     output,
     pod,
     pod_name,
-    pod_or_workload,
     schedulers,
     scope,
     selector,
@@ -33,10 +34,9 @@ from shared.runtime.settings import NATS_SCHEMES, argument
 
 
 @command("gpus", "inspect.views:gpus", "", "-o wide", "-l pool=training -w", "--json")
-class Gpus(UsageArguments):
+class Gpus(WatchedArguments):
     """Show every GPU and its leases."""
 
-    watch: bool = watch()
     selector: str = selector("nodes")
     output: str = listed("wide", "name")
     sort_by: str = sort_by()
@@ -51,12 +51,11 @@ class Gpus(UsageArguments):
     "my-pod -n team-a -o json | jq -r '.leases[].node'",
     "--sort-by .created_at -o custom-columns=POD:.name,GPU:.shares[*].index --no-headers",
 )
-class Ps(UsageArguments):
+class Ps(WatchedArguments):
     """Show pods with leases, and waiting pods with the reason."""
 
     pod: str = pod("?")
     namespace: str = namespace(all_=True)
-    watch: bool = watch()
     selector: str = selector("pods")
     output: str = listed("wide", "name")
     sort_by: str = sort_by()
@@ -64,10 +63,9 @@ class Ps(UsageArguments):
 
 
 @command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
-class Top(UsageArguments):
+class Top(WatchedArguments):
     """Show what pods use of their shares, and refresh it."""
 
-    watch: bool = watch()
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
     namespace: str = namespace(all_=True)
     selector: str = selector("pods")
@@ -88,19 +86,11 @@ class Top(UsageArguments):
     "--request pod.yaml                 how a manifest is parsed; needs no cluster",
     "--request - --gpu H100-80GB < deployment.yaml",
 )
-class Explain(UsageArguments):
+class Explain(WatchedArguments):
     """Explain why a pod waits, or why it runs on its node."""
 
-    pod: str = argument(
-        "",
-        "the pod's name, or a workload, such as deploy/web or job/train",
-        positional=True,
-        metavar="POD",
-        nargs="?",
-        read=pod_or_workload,
-    )
+    pod: str = pod("?", workloads=True)
     namespace: str = namespace()
-    watch: bool = watch()
     output: str = output("wide", "name")
     request: str = argument(
         "",
@@ -266,12 +256,7 @@ class Bundle(ClusterArguments):
 class BudgetArguments(ClusterArguments):
     """Show GPU-time budgets, or grant GPU time to a namespace."""
 
-    namespace: str = argument(
-        "",
-        "namespace (default: all)",
-        "-n",
-        constants={"-A --all-namespaces": ""},
-    )
+    namespace: str = any_namespace()
     watch: bool = watch()
     output: str = listed("wide", "name")
     sort_by: str = sort_by()

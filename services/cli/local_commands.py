@@ -136,9 +136,7 @@ class Sim(StateArguments):
     stuck       its processes outlive their pods, in uninterruptible sleep, until it is healed
     """
 
-    action: str = argument(
-        ..., "what to do", positional=True, metavar="ACTION", one_of=("break", "heal")
-    )
+    action: str = argument(..., "what to do", positional=True, one_of=("break", "heal"))
     device: str = argument(
         ..., "a node, and the GPU's number as `leasehold gpus` shows it", positional=True,
         metavar="NODE/GPU",
