@@ -7,6 +7,7 @@ Lists are written with commas.
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import os
 import sys
@@ -319,8 +320,6 @@ class _SettingsParser(argparse.ArgumentParser):
         raise RequestError(message.removeprefix("argument "))
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        import difflib
-
         written = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(written, self._option_string_actions, n=1)
         meant = f"did you mean {near[0]}?" if near else "--help lists all flags"
