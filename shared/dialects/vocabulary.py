@@ -220,7 +220,6 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
         return
     own = DIALECTS[dialect]
     yield from own.warnings(pod)
-    yield from _wrongly_separated(pod, own)
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
         text = f"{key} has no effect beside the resource names of {dialect}"
@@ -233,6 +232,7 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
             f"{text}: write {same}",
             (Change(Place.ANNOTATION, key), Change(Place.ANNOTATION, same, value)),
         )
+    yield from _wrongly_separated(pod, own)
 
 
 _LISTS = ("types", "not_types", "uuids", "not_uuids")

@@ -189,7 +189,7 @@ WATCHED_ELSEWHERE = {
     "simcluster/controller_manager/waits.py": "waits that are compared, then cancelled",
     "simcluster/kubelet/pods/pod_manager.py": "waits that are compared, then cancelled",
     "simcluster/kubelet/programs/processes.py": "each belongs to a container, whose end awaits it",
-    "services/claims/claim_leaser.py": "each caller awaits the read that it shares",
+    "services/claims/claim_combinations.py": "each caller awaits the read that it shares",
     "services/node_agent/diagnosis/node_probes.py": "each probe awaits the one discovery",
     "shared/runtime/listener.py": "a handshake that fails ends its own connection, and no other",
 }
