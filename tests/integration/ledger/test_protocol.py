@@ -367,9 +367,7 @@ def test_placers_recognise_lost_changes_by_versions_and_by_what_replaced_them(na
         assert model.repeat(PLACERS_READ_NUMBERS_TWICE).invariant == "P4"
 
 
-RUNS = tries(25)
-"""From the same seeds each time, so that more runs find no more until the rules or the product
-change: `python -m tests.model` takes thousands of others."""
+RUNS = tries(50)
 COUNTING = "deliver_half"
 """A step for which it counts how many calls reach the server."""
 
