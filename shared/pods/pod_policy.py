@@ -150,8 +150,9 @@ def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hi
     if beside_gpus or container.ephemeral:
         yield Hint(fault, (removed,))
         return
-    one = request_one(container.zeros, container.name)
-    yield Hint(f"{fault}, and if the container needs a GPU, {one.text}", (removed, *one.changes))
+    request = request_one(container.zeros, container.name)
+    text = f"{fault}, and if the container needs a GPU, {request.text}"
+    yield Hint(text, (removed, *request.changes))
 
 
 def device_mounts(containers: Iterable[PodContainer]) -> Iterator[Hint]:

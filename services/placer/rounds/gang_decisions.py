@@ -218,10 +218,10 @@ class GangInDomains:
     def _without_domains(self) -> GangDecision:
         keys = " and ".join(self._required)
         several = len(self._required) > 1
-        one = "write one label that they have into all its pods"
+        same = "write one label that they have into all its pods"
         refusal = Refusal(
             reason=f"no node has {'all of the labels' if several else 'the label'} {keys}",
-            hint=f"label the nodes, or {one if several else 'name a label that they have'}",
+            hint=f"label the nodes, or {same if several else 'name a label that they have'}",
             permanent=True,
             counts=(("NoGangTopology", len(self._context.mirror.nodes)),),
         )

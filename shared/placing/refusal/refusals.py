@@ -157,11 +157,12 @@ def _by_other_names(
 ) -> Advice | None:
     """Return what requests the same by resources that one of the nodes serves."""
     for node in nodes:
-        found = in_served_words(request, idle(node, index))
-        if found is not None:
-            ends = not fits(found[0], node)
+        translated = in_served_words(request, idle(node, index))
+        if translated is not None:
+            changed, changes = translated
+            ends = not fits(changed, node)
             models = _models_of(node)
-            return Advice(changes=found[1], node=node.name, models=models, ends=ends)
+            return Advice(changes=changes, node=node.name, models=models, ends=ends)
     return None
 
 

@@ -42,9 +42,9 @@ def in_served_words(
         if not served:
             continue
         words = dialect.resources - (dialect.served - served)
-        found = _translated(request, written, words, dialect)
-        if found is not None and fits(found[0], node):
-            return found
+        changed = _translated(request, written, words, dialect)
+        if changed is not None and fits(changed[0], node):
+            return changed
     return None
 
 

@@ -27,4 +27,4 @@ async def test_a_claim_that_cannot_be_read_hides_no_other() -> None:
         claims = await claims_of(kube)
 
     assert claims is not None
-    assert [found.name for found in claims] == ["good"]
+    assert [claim.name for claim in claims] == ["good"]

@@ -39,11 +39,11 @@ class Team:
         names = tuple(model for model, _ in quota.models)
         if quota.only_models and not all(any(self._of(s, m, facts) for m in names) for s in held):
             return (QuotaExcess(measure="model", label=quota.model_label, values=names),)
-        found = [*self._beyond(quota.limits, "", held, pods)]
+        excesses = [*self._beyond(quota.limits, "", held, pods)]
         for model, limits in quota.models:
             of_model = [share for share in held if self._of(share, model, facts)]
-            found += self._beyond(limits, model, of_model, pods)
-        return tuple(found)
+            excesses += self._beyond(limits, model, of_model, pods)
+        return tuple(excesses)
 
     def _of(self, share: Share, model: str, facts: NodeFacts) -> bool:
         if self.quota.model_label:
