@@ -292,7 +292,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_a_gpu_with_a_limit_of_another_program_is_not_offered_and_the_limit_stays",
             "test_limits_that_other_programs_have_set_are_found_and_stay",
         ),
-        24: ("test_containers_that_came_and_went_leave_nothing",),
+        24: ("test_a_thousand_containers_that_came_and_went_leave_nothing",),
         25: (
             "test_limits_that_a_reboot_of_the_driver_lost_are_set_again_by_a_new_agent",
             "test_after_a_reboot_limits_are_back_once_the_partitioner_is_and_the_lease_says_so_before",

@@ -17,13 +17,13 @@ from functools import cached_property
 from typing import Any
 
 from services.webhook.registration import PATH
-from services.webhook.server import PORT_BOUNDS
+from tests.support.effort import tries
 from tests.support.webhook.replica import pod
 
 HOST = "127.0.0.1"
 PAUSE_S = 0.05
-CONNECTIONS = 4 * PORT_BOUNDS.connections
-"""At any time; each that the webhook closes is opened again, so that more would come no faster."""
+CONNECTIONS = tries(10_000)
+"""At any time; each that the webhook closes is opened again."""
 SPARE_FILES = 200
 _numbers = itertools.count()
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -42,6 +42,7 @@ from tests.integration.node_agent.memory_limits.conftest import (
     POD,
     LimitedNode,
 )
+from tests.support.effort import tries
 from tests.support.gpu_driver import GIB, MIB, gpu
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
@@ -518,8 +519,6 @@ async def test_two_hundred_containers_are_compared_within_two_calls_each(
 
 # After its end
 
-MOST_FENCES = 100
-
 
 async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in this thread: of many thousand calls, another thread costs most."""
@@ -527,14 +526,11 @@ async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @BOTH
-async def test_containers_that_came_and_went_leave_nothing(
+async def test_a_thousand_containers_that_came_and_went_leave_nothing(
     containers: Containers, accounting: Accounting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor on a cgroup above them: the driver raises its guarantee by a soft limit, for ever.
-
-    They are three times as many as fences are kept of; each comes and goes as the others do.
-    """
-    monkeypatch.setattr(limit_setter, "MOST_FENCES", MOST_FENCES)
+    """Nor on a cgroup above them: the driver raises its guarantee by a soft limit, for ever."""
+    monkeypatch.setattr(limit_setter, "MOST_FENCES", 100)
     for module in (limit_setter, checkpoint_module):  # a loss of power is no part of this
         monkeypatch.setattr(module, "replace_file", Path.write_bytes)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
@@ -544,10 +540,10 @@ async def test_containers_that_came_and_went_leave_nothing(
     await containers.run(limits, driver_lease(driver_share(500), pod=OTHER_POD), OTHER_ID)
     before = containers.node.limits()
     is_dmem = accounting is Accounting.DMEM
-    for number in range(3 * MOST_FENCES):
+    for number in range(tries(1000)):
         pod = PodUid(f"{number:08x}-4e5f-6071-8293-a4b5c6d7e8f9")
         await containers.run(limits, driver_lease(driver_share(10), pod=pod), f"{number:064x}")
-        if number % MOST_FENCES == 0:
+        if number % 100 == 0:
             assert len(containers.node.limits()) == 4
         await containers.checkpoint.forget([pod])
         is_removed_first = is_dmem and number % 2 == 0  # the kernel drops its limits
@@ -564,7 +560,7 @@ async def test_containers_that_came_and_went_leave_nothing(
         LimitTarget(DEVICE, OTHER_POD, OTHER_ID),
     }
     fences = json.loads((containers.node.root / "fences.json").read_text())
-    assert len(fences) <= MOST_FENCES
+    assert len(fences) <= 100
 
 
 @BOTH
