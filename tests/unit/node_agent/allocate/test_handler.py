@@ -220,12 +220,12 @@ async def test_a_device_whose_holder_is_not_seen_to_run_or_to_have_ended_is_wait
     world: HandlerWorld,
 ) -> None:
     ended = world.add_leased("a", share(0, 10_000, slot=0))
+    began = world.node.clock.ticks()
     await world.allocate()
     world.kubelet.pods = []
     world.kubelet.blind = "processes of pods are not visible"
     del world.ledger.leases[ended.uid]
     world.add_leased("b", share(0, 10_000, slot=1, fence=2))
-    began = world.node.clock.ticks()
 
     unseen = "cannot be seen: pod default/a: processes of pods are not visible"
     with pytest.raises(UnavailableError, match=unseen):
