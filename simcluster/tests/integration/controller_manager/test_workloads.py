@@ -26,6 +26,22 @@ def running(kubectl: Kubectl) -> list[str]:
     return [name_of(pod) for pod in pods(kubectl) if at_path(pod, "status.phase") == "Running"]
 
 
+class PodCounts:
+    """How many pods were ready at least, and present at most, from now on."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+        self.fewest_ready = len(running(kubectl))
+        self.most_present = len(pods(kubectl))
+        kubectl.api.store.listeners.append(self.observe)
+
+    def observe(self, *_change: object) -> None:
+        present = [pod for pod in pods(self.kubectl) if not metadata(pod).get("deletionTimestamp")]
+        ready = [pod for pod in present if at_path(pod, "status.phase") == "Running"]
+        self.fewest_ready = min(self.fewest_ready, len(ready))
+        self.most_present = max(self.most_present, len(present))
+
+
 async def test_a_deployment_is_rolled_out_scaled_undone_and_deleted(kubectl: Kubectl) -> None:
     await apply(kubectl, workload("Deployment", replicas=3))
     assert "successfully rolled out" in await kubectl.run("rollout status deployment/web")
@@ -63,20 +79,11 @@ async def test_a_rolling_update_keeps_the_minimum_of_available_pods(kubectl: Kub
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     await apply(kubectl, workload("Deployment", replicas=4, strategy=strategy))
     await kubectl.run("rollout status deployment/web")
-    fewest = 4
-    most = 4
-
-    def observe(*_change: object) -> None:
-        nonlocal fewest, most
-        present = [pod for pod in pods(kubectl) if not metadata(pod).get("deletionTimestamp")]
-        ready = [pod for pod in present if at_path(pod, "status.phase") == "Running"]
-        fewest, most = min(fewest, len(ready)), max(most, len(present))
-
-    kubectl.api.store.listeners.append(observe)
+    counts = PodCounts(kubectl)
     await kubectl.run("set image deployment/web main=app:2")
     await kubectl.run("rollout status deployment/web")
 
-    assert (fewest, most) == (4, 5)
+    assert (counts.fewest_ready, counts.most_present) == (4, 5)
 
 
 async def test_with_recreate_new_pods_start_once_all_old_ones_are_gone(kubectl: Kubectl) -> None:
@@ -128,22 +135,13 @@ async def test_a_daemon_set_surges_before_it_ends_old_pods(kubectl: Kubectl) -> 
     )
     await apply(kubectl, workload("DaemonSet", updateStrategy=surging))
     await kubectl.run("rollout status daemonset/web")
-    fewest = 3
-    most = 3
-
-    def observe(*_change: object) -> None:
-        nonlocal fewest, most
-        present = [pod for pod in pods(kubectl) if not metadata(pod).get("deletionTimestamp")]
-        ready = [pod for pod in present if at_path(pod, "status.phase") == "Running"]
-        fewest, most = min(fewest, len(ready)), max(most, len(present))
-
-    kubectl.api.store.listeners.append(observe)
+    counts = PodCounts(kubectl)
     await kubectl.run("set image daemonset/web main=app:2")
     await kubectl.run("rollout status daemonset/web")
     await until(lambda: len(pods(kubectl)) == 3)
 
     assert {pod["spec"]["containers"][0]["image"] for pod in pods(kubectl)} == {"app:2"}
-    assert (fewest, most) == (3, 4)
+    assert (counts.fewest_ready, counts.most_present) == (3, 4)
 
 
 async def test_a_deleted_pod_of_a_replica_set_is_replaced(kubectl: Kubectl) -> None:

@@ -6,7 +6,7 @@ A program that is held up by a busy machine gets less than its limit, so a measu
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pynvml
@@ -53,6 +53,15 @@ def measure(
     measurement = Measurement(containers)
     time.sleep(seconds)
     return measurement.percents()
+
+
+def assert_within(percent: Callable[[], float], least: float, most: float) -> None:
+    percents = []
+    for _ in range(TRIES):
+        percents.append(percent())
+        if least <= percents[-1] <= most:
+            return
+    pytest.fail(f"{percents} % were measured, none of {least} to {most} %")
 
 
 def wait_for(container: TimeContainer, gpu: DriverGpu, ms: int = 500) -> None:
@@ -171,13 +180,7 @@ def test_all_processes_of_a_container_have_one_limit_also_forked_and_spawned_one
         after = driver.ran(own)
         return sum(ran.percent_since(before[pid]) for pid, ran in after.items())
 
-    percents = []
-    for _ in range(TRIES):
-        percents.append(percent_of_all())
-        if 37 <= percents[-1] <= 42:
-            break
-
-    assert 37 <= percents[-1] <= 42, percents
+    assert_within(percent_of_all, 37, 42)
 
 
 def test_a_limit_that_changes_holds_at_once_for_programs_that_run(
@@ -190,13 +193,7 @@ def test_a_limit_that_changes_holds_at_once_for_programs_that_run(
     wait_for(made, own, 300)
 
     made.limit(60)
-    percents = []
-    for _ in range(TRIES):
-        percents.append(measure({"more": (made, own)}, 1.5)["more"])
-        if 57 <= percents[-1] <= 62:
-            break
-
-    assert 57 <= percents[-1] <= 62, percents
+    assert_within(lambda: measure({"more": (made, own)}, 1.5)["more"], 57, 62)
 
 
 def test_each_gpu_has_its_own_limit_however_cuda_orders_them(

@@ -242,41 +242,27 @@ async def test_a_server_that_does_not_open_its_gpu_is_ended_and_refused(
     assert (await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))).held_percent() == 25
 
 
-async def test_a_server_that_ends_clients_after_a_fault_gets_no_container_and_is_not_ended(
-    servers: SharedServers, driver: GpuDriver
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [
+        pytest.param("echo Fault", "is 'Fault'", id="it ends clients after a fault"),
+        pytest.param("exec yes", "prints more than", id="it cannot be seen"),
+    ],
+)
+async def test_a_server_in_doubt_gets_no_container_and_is_neither_ended_nor_started_anew(
+    servers: SharedServers, driver: GpuDriver, status: str, refusal: str
 ) -> None:
     first = await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
     load = program(driver, first)
     await clients(servers, FIRST, load.pid)
     script = servers.node.root / "control"
     script.write_text(
-        f'#!/bin/sh\n[ "$4" = status ] && echo Fault || exec {" ".join(command())} "$@"\n'
+        f'#!/bin/sh\n[ "$4" = status ] && {status} || exec {" ".join(command())} "$@"\n'
     )
     script.chmod(0o755)
     servers.node.program = (str(script),)
 
-    with pytest.raises(UnavailableError, match="is 'Fault'"):
-        await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
-
-    servers.node.program = command()
-    assert load.fits("1m")
-    assert (await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))).pid == first.pid
-
-
-async def test_a_server_that_cannot_be_seen_is_not_started_anew(
-    servers: SharedServers, driver: GpuDriver
-) -> None:
-    first = await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
-    load = program(driver, first)
-    await clients(servers, FIRST, load.pid)
-    script = servers.node.root / "control"
-    script.write_text(
-        f'#!/bin/sh\n[ "$4" = status ] && exec yes || exec {" ".join(command())} "$@"\n'
-    )
-    script.chmod(0o755)
-    servers.node.program = (str(script),)
-
-    with pytest.raises(UnavailableError, match="prints more than"):
+    with pytest.raises(UnavailableError, match=refusal):
         await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
 
     servers.node.program = command()
