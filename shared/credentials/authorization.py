@@ -29,17 +29,14 @@ MAX_CACHED = 10_000
 ACCEPTED_S = 900.0
 """For this time after it was accepted, a token is reviewed again whatever others send."""
 UNKNOWN_TOKENS = 40
-"""Other tokens that are reviewed in a second."""
+"""That are reviewed in a second."""
 MAX_IN_FLIGHT = 16
-"""Of reviews."""
 MAX_IN_FLIGHT_OF_ONE = 8
-"""Of reviews of the permissions of one user or namespace."""
+"""Of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class AccessDeniedError(RequestError):
-    """The client, authenticated or not, may not do this."""
-
     def __init__(self, reason: str, *, authenticated: bool) -> None:
         super().__init__(reason)
         self.authenticated = authenticated
@@ -76,9 +73,7 @@ class Viewer(Protocol):
 
 class Authenticator(Protocol):
     @property
-    def is_anonymous(self) -> bool:
-        """Whether clients need no token."""
-        ...
+    def is_anonymous(self) -> bool: ...
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Return the client with this token, or None if it is unknown.
@@ -90,11 +85,11 @@ class Authenticator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScopedViewer:
-    """A viewer restricted to namespaces; `*` is all of them."""
+    """`*` in `scopes` is all namespaces."""
 
     scopes: frozenset[str]
     changes: bool = False
-    """Whether it may create grants and resize pods."""
+    """It may create grants and resize pods."""
 
     @property
     def name(self) -> str:
@@ -133,7 +128,7 @@ class AnonymousAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Authenticates the bearer tokens of a file, each for a namespace or, with `*`, for all."""
+    """Each token is for a namespace or, with `*`, for all."""
 
     tokens: tuple[tuple[bytes, str], ...]
     is_anonymous: bool = False
@@ -176,11 +171,10 @@ class KubernetesAuthenticator:
         self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=ACCEPTED_S, most=MAX_CACHED
         )
-        """Tokens that the API server accepted lately."""
         self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
-        """Tokens that the API server refused; any number of them drops no known user."""
+        """Any number of refused tokens drops no known user."""
         self._strange = Rate(clock.ticks, most=UNKNOWN_TOKENS)
         self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
@@ -189,11 +183,7 @@ class KubernetesAuthenticator:
         self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Raises UnavailableError if the API server does not respond.
-
-        A token that was not accepted lately costs a call of the API server: there are few of them
-        in a second.
-        """
+        """Raises UnavailableError if the API server does not respond."""
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
@@ -213,7 +203,7 @@ class KubernetesAuthenticator:
         return None if user is None else KubernetesViewer(self, user)
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:
-        """Review whether a user may do what `resourceAttributes` of a review describe."""
+        """`attributes` are `resourceAttributes` of a review."""
         key = (repr(user), *sorted(attributes.items()))
         allowed = self._permissions.get(key)
         if allowed is None:
@@ -251,7 +241,7 @@ class KubernetesViewer:
         return await self.authenticator.may(self.user, verb="create", name=namespace, **of_grants)
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """Review whether the user may `patch pods/resize`, as the API server requires it."""
+        """As the API server requires it for `patch pods/resize`."""
         return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
 
     async def may_list_events(self, namespace: Namespace) -> bool:

@@ -32,7 +32,7 @@ PAUSE_S = 1.0
 
 
 class ServingCertificate:
-    """The certificate of this replica; `context` is for new connections."""
+    """`context` is for new connections."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ServingCertificate:
         self.names = tuple(names)
         self.now = now
         self.client_ca = client_ca
-        """With the authorities of clients' certificates, PEM; None if `require` sets them."""
+        """PEM file; None if `require` sets the authorities."""
         self.context = server_context()
         self._authorities = ""
         self.bundle: CertificateBundle | None = None
@@ -69,18 +69,16 @@ class ServingCertificate:
         return self.context
 
     def unready_reason(self) -> str | None:
-        """Return why clients cannot connect, or None."""
         if self.bundle is None:
             return "no certificate yet"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
 
     @property
     def expires_at(self) -> float:
-        """In Unix seconds, of the certificate in use; 0 without one."""
+        """In Unix seconds; 0 without a certificate."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:
-        """Create, renew or load the bundle if that is due, and publish its CA."""
         if self.client_ca is not None:
             self.require(await asyncio.to_thread(_read, self.client_ca))
         stored = await self.store.load()

@@ -29,14 +29,12 @@ class CertificateBundle:
 
     @property
     def trusted(self) -> bytes:
-        """CA certificates that clients must trust."""
         return self.authority + self.previous
 
 
 def make(
     names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
 ) -> CertificateBundle:
-    """Create a bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return CertificateBundle(
@@ -68,10 +66,8 @@ FILES = {
 
 
 class CertificateStore(Protocol):
-    """One bundle for all replicas."""
-
     async def load(self) -> CertificateBundle | None:
-        """Return the bundle, or None if there is none yet. Raises RequestError if it is invalid."""
+        """Return None if there is no bundle yet. Raises RequestError if it is invalid."""
         ...
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
@@ -80,8 +76,6 @@ class CertificateStore(Protocol):
 
 
 class DirectoryStore:
-    """The second replica uses the bundle of the first."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
@@ -95,7 +89,7 @@ class DirectoryStore:
             raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the files, the certificate last, since it marks them as complete.
+        """Write the certificate last, since it marks the files as complete.
 
         Raises UnavailableError if the disk is full or read-only.
         """

@@ -10,16 +10,12 @@ from shared.model.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A user and its secret, which no output shows."""
-
     user: str
     secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """For a server, and the files to verify it with."""
-
     login_file: Path | None = None
     """One line, USER:SECRET."""
     token_file: Path | None = None
@@ -29,7 +25,7 @@ class ClientCredentials:
     tls: TlsFiles = NO_FILES
 
     def login(self) -> Login | None:
-        """Read the login, if any. Raises RequestError, never with the content of a file."""
+        """Raises RequestError, never with the content of a file."""
         if self.login_file is not None:
             return load_login(self.login_file)
         if self.token_file is not None:

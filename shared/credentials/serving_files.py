@@ -34,10 +34,7 @@ def require_clients(context: ssl.SSLContext, authorities: str) -> None:
 
 
 class ServingFiles:
-    """The TLS context from files, replaced when they change.
-
-    With `client_ca`, clients need a certificate of that authority.
-    """
+    """With `client_ca`, clients need a certificate of that authority."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self.certificate = certificate
@@ -68,7 +65,6 @@ class ServingFiles:
         self._loaded = content
 
     async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Load changed files until cancelled; new connections use them."""
         while True:
             await pause(RELOAD_S)
             try:

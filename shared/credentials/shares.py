@@ -39,7 +39,7 @@ class OpenResponses:
     async def place(
         self, owner: str, *, is_administrator: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[None]:
-        """Hold a place. Raises TooManyRequestsError; TimeoutError once another owner gets it."""
+        """Raises TooManyRequestsError; TimeoutError once another owner gets the place."""
         limit = self._most - self._reserved
         if self._count() >= limit and await is_administrator():
             limit = self._most

@@ -55,7 +55,6 @@ class TlsFiles:
 
 
 NO_FILES = TlsFiles()
-"""The CAs of the system, and no client certificate."""
 
 
 def tls_fault(error: BaseException | None, *, flag: str) -> str | None:

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from shared.model.errors import RequestError
 
 SIZES = (16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
-"""Limits of the sizes that wait together, in bytes. A sender of work may invent its owners, and
-small work costs little."""
+"""In bytes; work of one size waits together. A sender may invent its owners, and small work costs
+little."""
 SMALLER_FIRST = 8
 """After so many turns for which something larger has waited, the larger has one."""
 
@@ -29,7 +29,7 @@ class Turns:
     """Between two turns of an owner, each other owner with waiting work of that size has one.
 
     `at_once` turns are held at the same time, `of_one` of them by the same owner, which may have
-    `most_waiting` pieces of work waiting. None is any number.
+    `most_waiting` pieces of work waiting; None for any number.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Turns:
         return self._held.total() < self._at_once and self._held[owner] < self._of_one
 
     def _release(self, owner: str) -> None:
-        """End a turn, and give it to the owner that has waited longest since the last one."""
+        """Give the turn to the owner that has waited longest since its last one."""
         self._held[owner] -= 1
         self._held += Counter()  # without those that are 0
         while (candidate := self._next()) is not None:

@@ -1,7 +1,7 @@
 """What ResourceClaims request, and DeviceClasses select, where that can be understood; pure.
 
-It is read strictly: selectors, constraints, tolerations, prioritized lists, parameters and
-administrative access are not understood, nor whatever later versions of Kubernetes add.
+Selectors, constraints, tolerations, prioritized lists, parameters and administrative access are not
+understood, nor whatever later versions of Kubernetes add.
 """
 
 import msgspec
@@ -76,7 +76,7 @@ class ClassWithSpec(Struct, frozen=True):
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Return its CEL expressions; none if it says anything else."""
+        """Return its CEL expressions; none if it contains anything else."""
         try:
             selectors = msgspec.json.decode(self.spec, type=_ClassSpec).selectors
         except UNDECODABLE:

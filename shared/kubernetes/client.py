@@ -1,10 +1,9 @@
 """The Kubernetes API client: typed requests, responses and errors.
 
 Every call is bounded by the timeout and raises only our own errors (`errors.py`). POST and PATCH
-are sent once, and once more only if the token was refused and a newer one exists; GET and DELETE
-also again if a keep-alive connection was closed. After an UnreachableError a write may or may not
-have happened, so a retry must be safe: a second Binding, or a second create of the same name,
-raises KubernetesConflictError.
+are sent once, and once more only if the token was refused and a newer one exists. After an
+UnreachableError a write may or may not have happened, so a retry must be safe: a second Binding, or
+a second create of the same name, raises KubernetesConflictError.
 """
 
 import asyncio
@@ -57,10 +56,10 @@ class RequestAuthentication:
         self._expires_at = float("-inf")
         self._running = asyncio.Lock()
         self.certificate: tuple[str, str] | None = None
-        """The plugin's certificate and key, PEM, or None."""
+        """PEM, of the plugin."""
 
     async def headers(self) -> dict[str, str]:
-        """Return the header, if any. Raises KubeconfigError or ExecPluginError."""
+        """Raises KubeconfigError or ExecPluginError."""
         if self._file is not None and self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read(self._file)
         if self._plugin is not None:
@@ -250,7 +249,6 @@ class KubernetesClient:
     @overload
     async def create(self, path: str, body: object, kind: type[T]) -> T: ...
     async def create(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Send `body` to a collection and return the object as stored."""
         return _as(kind, await self._send("POST", path, self._encode(body)))
 
     @overload
@@ -258,10 +256,7 @@ class KubernetesClient:
     @overload
     async def patch_merge(self, path: str, body: object, kind: type[T]) -> T: ...
     async def patch_merge(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Apply a JSON merge patch (null deletes a field) and return the object as stored.
-
-        For example, `{"metadata": {"labels": {"zone": None}}}` removes a label.
-        """
+        """Apply a JSON merge patch; null deletes a field."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), MERGE_PATCH))
 
     async def patch_json(self, path: str, operations: object) -> None:

@@ -27,8 +27,6 @@ class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """An error response of the API server."""
-
     message: str = ""
     reason: str = ""
     code: int = 0
@@ -65,8 +63,6 @@ class RequestRejectedError(KubernetesError, RequestError):
 
 
 class UnauthorizedError(RequestRejectedError):
-    """The API server does not accept our credentials (401)."""
-
     advice = (
         "The API server does not accept these credentials (expired, revoked, or of another "
         "cluster). Check the token or client certificate in the kubeconfig, or the pod's service "
@@ -75,8 +71,6 @@ class UnauthorizedError(RequestRejectedError):
 
 
 class ForbiddenError(RequestRejectedError):
-    """The API server does not permit the request (403)."""
-
     advice = (
         "These credentials lack a permission. Grant the verb and resource named above in a Role or "
         "ClusterRole bound to this account; `kubectl auth can-i` shows whether it worked"
@@ -84,7 +78,7 @@ class ForbiddenError(RequestRejectedError):
 
 
 class NotFoundError(RequestRejectedError):
-    """The object, or its kind, does not exist."""
+    pass
 
 
 class InvalidError(RequestRejectedError):

@@ -1,7 +1,7 @@
 """All fields of a pod that we read: those of `types`, and what a container gets; pure.
 
-Long parts are counted before they are decoded, and each list has a bound: a review takes no longer
-than its bytes need to be read.
+Long parts are counted before they are decoded, so that a review takes no longer than its bytes need
+to be read.
 """
 
 from collections.abc import Iterator
@@ -38,8 +38,6 @@ class EnvVar(Struct, frozen=True, rename="camel", gc=False):
 
 
 class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
-    """An empty prefix changes none of the names."""
-
     prefix: str = ""
     config_map_ref: NamedReference | None = None
 

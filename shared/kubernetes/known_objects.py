@@ -1,8 +1,7 @@
 """The objects that a reflector knows: derives changes from lists and watch events; pure.
 
 A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
-become a sequence with every change of an object once, in order. Only identities and versions are
-kept.
+become a sequence with every change of an object once, in order.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -15,16 +14,16 @@ R = TypeVar("R", bound=KubernetesObject)
 Key = tuple[str, str]
 Named = ObjectMeta | ObjectIdentity
 Change = tuple[Named, R | None]
-"""What an object is named, and its newest version, or None if it no longer exists or no longer
-matches the selectors; the resource version is then that of the deletion or of the list."""
+"""The newest version is None if the object no longer exists or no longer matches the selectors; the
+resource version is then that of the deletion or of the list."""
 TOMBSTONES = 4096
 
 
 def newer(version: str, known_version: str) -> bool:
     """Return whether `version` comes after `known_version`.
 
-    Decimal versions compare as integers, as documented since Kubernetes 1.35. Others are opaque,
-    and all but an equal version count as newer.
+    Decimal versions compare as integers (KEP-5504). Others are opaque, and all but an equal version
+    count as newer.
 
     >>> newer("1000", "999"), newer("999", "1000")
     (True, False)
@@ -37,7 +36,7 @@ def newer(version: str, known_version: str) -> bool:
 
 
 def as_number(version: str) -> int:
-    """Return a resource version as a number that rises, or 0 if it is opaque."""
+    """Return 0 for an opaque version."""
     return parse_decimal(version) or 0
 
 
@@ -52,7 +51,7 @@ class _Known(NamedTuple):
 
 
 class KnownObjects(Generic[R]):
-    """As last seen, by namespace and name."""
+    """By namespace and name."""
 
     def __init__(self) -> None:
         self.resource_version = ""
@@ -65,7 +64,7 @@ class KnownObjects(Generic[R]):
         return len(self._objects)
 
     def begin_list(self) -> None:
-        """Begin a list: known objects count as missing until the list contains them."""
+        """Known objects count as missing until the list contains them."""
         self._missing = dict.fromkeys(self._objects)
 
     def list_item(self, item: R) -> tuple[Change[R], ...]:
@@ -83,7 +82,7 @@ class KnownObjects(Generic[R]):
             self._missing.pop(_key(named), None)
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
-        """End a list: objects that it did not contain are deleted."""
+        """Objects that the list did not contain are deleted."""
         gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
@@ -119,7 +118,6 @@ class KnownObjects(Generic[R]):
         return (self._delete(_key(named), named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
-        """Record the resource version of a bookmark or an event."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 

@@ -53,7 +53,7 @@ class ExecPlugin:
     install_hint: str = ""
     interactive_mode: str = "IfAvailable"
     cluster: Mapping[str, object] | None = None
-    """For plugins with `provideClusterInfo`, or None."""
+    """For plugins with `provideClusterInfo`."""
 
     def run(self) -> ExecCredentialStatus:
         """Run the command and return its credential. Raises ExecPluginError.
@@ -140,7 +140,7 @@ class ClusterCredentials:
     """Without a trailing slash; may contain a path."""
     namespace: str = "default"
     ca_pem: str | None = None
-    """CAs, or None for those of the system."""
+    """None for the CAs of the system."""
     client_cert_pem: str | None = None
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -188,7 +188,7 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Load it through a private file, since Python's ssl needs one."""
+    """Python's ssl needs a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()
@@ -240,7 +240,6 @@ def _file_with(context: str | None, listed: Sequence[Path]) -> Path | None:
 
 
 def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
-    """Load the pod's service account; the token file is read again later."""
     host = environ["KUBERNETES_SERVICE_HOST"]
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace_file = service_account / "namespace"

@@ -21,10 +21,7 @@ class ManifestClaim:
 
 
 def claims_in(text: str, source: str) -> list[ManifestClaim]:
-    """Return the claims of a manifest of any number of YAML or JSON documents.
-
-    Raises RequestError, naming the claim, for one that is malformed.
-    """
+    """Raises RequestError, naming the claim, for one that is malformed."""
     try:
         documents = load_documents(text)
     except ValueError as error:

@@ -24,7 +24,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""The path of the template in each kind that creates pods. Kubernetes API reference, workloads."""
+"""The path of the template in each kind that creates pods."""
 _SMALL = {kind.lower(): kind for kind in ("Pod", *TEMPLATES)}
 
 
@@ -38,7 +38,7 @@ class ManifestPod:
     document: Mapping[str, Any] = field(default_factory=dict)
     """The object in which it is written."""
     path: tuple[str, ...] = ()
-    """Where the template is in an object of Kubernetes' own kinds; empty of a pod and of others."""
+    """Of the template in an object of Kubernetes' own kinds; empty of a pod and of others."""
     replicas: int = 1
     """How many such pods run at once."""
 
@@ -222,10 +222,7 @@ def _plain(error: str) -> str:
 
 
 def _check_texts(pod: Mapping[str, Any], where: str) -> None:
-    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else.
-
-    Such as `true` or 0.5 without quotes.
-    """
+    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else."""
     for place, texts in (
         ("annotation", pod["metadata"].get("annotations")),
         ("label", pod["metadata"].get("labels")),

@@ -75,10 +75,7 @@ class RestoredError(ConflictError):
 
 
 def pause_s(failures: int, *, jitter: float, retry_after_s: float | None = None) -> float:
-    """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1.
-
-    A longer Retry-After of the API server is respected, up to `MAX_RETRY_AFTER_S`.
-    """
+    """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1."""
     doubled = FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16)
     return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -91,8 +88,8 @@ class Batch(Generic[R]):
     listed: bool = False
     """With these changes, a list is complete: every object that existed then was reported."""
     restored: bool = False
-    """The store may have been replaced by an older one since the list before, so that versions of
-    objects may be lower than those reported earlier."""
+    """The store may have been replaced by an older one since the list before: versions of objects
+    may be lower than earlier."""
     refusal: RequestError | None = None
     path: str = ""
 
@@ -104,7 +101,7 @@ class Reflector(Generic[R]):
 
         async with contextlib.aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                for named, pod in batch.changes:
+                for named, pod in batch.changed:
                     ...
     """
 
@@ -234,7 +231,7 @@ class Reflector(Generic[R]):
                 return
 
     async def _watch(self) -> AsyncGenerator[Batch[R], None]:
-        """Yield the changes of one watch; an incomplete line at its end is dropped."""
+        """An incomplete line at the end of a watch is dropped."""
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = LineSplitter()
         async with self._kube.watch(

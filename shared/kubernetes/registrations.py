@@ -44,7 +44,7 @@ class RegisteredService(Struct, frozen=True, gc=False):
 
     @property
     def is_outside(self) -> bool:
-        """A name outside the cluster, which has no endpoints."""
+        """Whether it is a name outside the cluster, which has no endpoints."""
         return bool(self.spec.external_name)
 
 
@@ -73,7 +73,7 @@ class ServiceEndpoints(Struct, frozen=True, gc=False):
 
     @property
     def is_ready(self) -> bool:
-        """Whether some endpoint is ready; unknown readiness counts as ready."""
+        """Unknown readiness counts as ready."""
         of_slice = any(
             endpoint.addresses and endpoint.conditions.ready is not False
             for endpoint in self.endpoints or ()

@@ -1,7 +1,6 @@
 """ResourceClaims as the API server has them, and our driver's part of them; pure.
 
-`resource.k8s.io/v1`; see
-https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/
 """
 
 import re
@@ -47,7 +46,7 @@ class OpaqueDeviceConfiguration(Struct, frozen=True):
 
 
 class DeviceAllocationConfiguration(Struct, frozen=True):
-    """Parameters of a claim or its class, for all its requests if none is named."""
+    """Of a claim or its class, for all its requests if none is named."""
 
     source: str = ""
     requests: tuple[str, ...] = ()
@@ -133,7 +132,7 @@ class DeviceSelector(Struct, frozen=True):
 
 class DeviceClassSpec(Struct, frozen=True, rename="camel"):
     extended_resource_name: str = ""
-    """The extended resource that the class satisfies, if any."""
+    """That the class satisfies."""
     selectors: tuple[DeviceSelector, ...] = ()
 
 
@@ -154,9 +153,8 @@ def claim_path(namespace: str, name: str) -> str:
 def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     """Return the claim's allocation of our devices, or None if there is none.
 
-    Administrative access is part of it only where its pods wait for our condition.
-
-    Raises RequestError for an allocation that our slices cannot have led to, or that is too large.
+    Administrative access is part of it only where its pods wait for our condition. Raises
+    RequestError for an allocation that our slices cannot have led to, or that is too large.
     """
     allocation = claim.status.allocation
     results = _our_results(allocation) if allocation else []
@@ -215,20 +213,15 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
 
 class _Parameters(NamedTuple):
     devices: tuple[AllocatedDevice, ...]
-    """With the length of time slices for which they ask."""
     refusal: str = ""
-    """Why they cannot be met, or empty."""
+    """Why they cannot be met."""
     warning: str = ""
-    """Which have no effect, or empty."""
 
 
 def _read_parameters(
     allocation: AllocationResult, devices: tuple[AllocatedDevice, ...]
 ) -> _Parameters:
-    """Return what the parameters for our driver ask for.
-
-    Of two for one device, the later ones count: a claim's come after its class's.
-    """
+    """Of two parameters for one device, the later ones count: a claim's come after its class's."""
     warning = ""
     intervals: dict[AllocatedDevice, Interval | None] = {}
     for config in allocation.devices.config:
@@ -248,10 +241,7 @@ def _read_parameters(
 
 
 def is_for(config: DeviceAllocationConfiguration, request: str) -> bool:
-    """Return whether parameters are for the devices of a request.
-
-    One of a prioritized list is named alone, or with its choice.
-    """
+    """A request of a prioritized list is named alone, or with its choice."""
     names = {request, request.partition("/")[0]}
     return not config.requests or not names.isdisjoint(config.requests)
 

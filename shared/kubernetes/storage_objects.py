@@ -29,8 +29,6 @@ class ClaimStatus(Struct, frozen=True, gc=False):
 
 
 class ApiVolumeClaim(Struct, frozen=True, gc=False):
-    """`v1 PersistentVolumeClaim`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
@@ -76,8 +74,6 @@ class VolumeStatus(Struct, frozen=True, gc=False):
 
 
 class ApiVolume(Struct, frozen=True, gc=False):
-    """`v1 PersistentVolume`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: VolumeSpec = VolumeSpec()
     status: VolumeStatus = VolumeStatus()
@@ -95,8 +91,6 @@ class TopologyTerm(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiStorageClass(Struct, frozen=True, rename="camel", gc=False):
-    """`storage.k8s.io/v1 StorageClass`."""
-
     metadata: ObjectMeta = ObjectMeta()
     provisioner: str = ""
     volume_binding_mode: str = "Immediate"
@@ -109,15 +103,11 @@ class DriverSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiCsiDriver(Struct, frozen=True, gc=False):
-    """`storage.k8s.io/v1 CSIDriver`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: DriverSpec = DriverSpec()
 
 
 class ApiStorageCapacity(Struct, frozen=True, rename="camel", gc=False):
-    """`storage.k8s.io/v1 CSIStorageCapacity`."""
-
     metadata: ObjectMeta = ObjectMeta()
     storage_class_name: str = ""
     capacity: str | int | None = None
@@ -140,7 +130,7 @@ class CsiNodeSpec(Struct, frozen=True, gc=False):
 
 
 class ApiCsiNode(Struct, frozen=True, gc=False):
-    """`storage.k8s.io/v1 CSINode`, which has the name of its node."""
+    """It has the name of its node."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: CsiNodeSpec = CsiNodeSpec()

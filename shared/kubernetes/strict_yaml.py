@@ -6,7 +6,7 @@ import yaml
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a repeated key; a key that a merge key `<<` adds is overridden."""
+    """A key that a merge key `<<` adds is overridden."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -1,9 +1,8 @@
 """Objects of the API server, the fields that we read; every field has a default; pure.
 
-Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
-`shared.model` parses them. Inter-pod affinity and topology spread, which only a scheduler's deeper
-plug-ins need, stay undecoded. Fields of a pod that the watcher does not need are in `full_pods`:
-decoding them would cost CPU time for each event of a watch.
+Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2). Fields
+of a pod that the watcher does not need are in `full_pods`: decoding them would cost CPU time for
+each event of a watch.
 """
 
 from datetime import datetime
@@ -38,7 +37,7 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ManagedFields(Struct, frozen=True, gc=False):
-    """The fields of an object that a program wrote last, as the API server has recorded them."""
+    """The fields of an object that a program wrote last."""
 
     manager: str = ""
     fields_v1: dict[str, Any] | None = field(default=None, name="fieldsV1")
@@ -62,14 +61,12 @@ class NodeMeta(ObjectMeta, frozen=True, rename="camel", gc=False):
 
 
 class ApiObject(Struct, frozen=True, gc=False):
-    """An object of any kind, of which only the metadata is decoded."""
+    """Only the metadata is decoded."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
 class RawObject(Struct, frozen=True, gc=False):
-    """An object with a spec and a status as written, or with data."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: Any = None
     status: Any = None
@@ -95,8 +92,6 @@ class NamedReference(Struct, frozen=True, gc=False):
 
 
 class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
-    """With the operators In, NotIn, Exists, DoesNotExist, Gt and Lt."""
-
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] = ()
@@ -123,8 +118,6 @@ class NodeSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=F
 
 
 class PreferredTerm(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A preferred term with a weight of 1 to 100."""
-
     weight: int = 0
     preference: NodeSelectorTerm = NodeSelectorTerm()
 
@@ -163,8 +156,6 @@ class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=
 
 
 class ClaimUse(Struct, frozen=True, gc=False):
-    """A ResourceClaim that a container uses, by its name in the pod, and a request of it."""
-
     name: str = ""
     request: str = ""
 
@@ -249,8 +240,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
     """A ResourceClaim by its name in the pod and the name of the object.
 
-    In the spec, a claim from a template has no name of an object; in the status it has the name of
-    the object that was created, if the template needed one.
+    A claim from a template has the latter only in the status, if the template needed one.
     """
 
     name: str = ""
@@ -258,15 +248,11 @@ class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
 
 
 class RequestMapping(Struct, frozen=True, rename="camel", gc=False):
-    """The request of a claim that satisfies an extended resource of a container."""
-
     container_name: str = ""
     request_name: str = ""
 
 
 class ExtendedResourceClaimStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The claim that a scheduler has created for a pod's extended resources."""
-
     request_mappings: tuple[RequestMapping, ...] = ()
     resource_claim_name: str = ""
 
@@ -312,8 +298,6 @@ class Condition(Struct, frozen=True, gc=False):
 
 
 class ContainerState(Struct, frozen=True, gc=False):
-    """Only whether it has terminated."""
-
     terminated: dict[str, object] | None = None
 
 
@@ -322,7 +306,7 @@ class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
 
     name: str = ""
     container_id: str = field(name="containerID", default="")
-    """The runtime's, such as `containerd://0123...`; empty before the container is created."""
+    """Such as `containerd://0123...`; empty before the container is created."""
     state: ContainerState = ContainerState()
     resources: Resources | None = None
     allocated_resources: Quantities = {}
@@ -400,15 +384,11 @@ class ApiDisruptionBudget(Struct, frozen=True, gc=False):
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """The address of a webhook, and the CAs (PEM) of its certificate."""
-
     ca_bundle: bytes = b""
     url: str = ""
 
 
 class ServerVersion(Struct, frozen=True, rename="camel", gc=False):
-    """The API server's version, as at `/version`."""
-
     git_version: str = ""
 
 
@@ -429,8 +409,6 @@ class AccessStatus(Struct, frozen=True, gc=False):
 
 
 class AccessReview(Struct, frozen=True, gc=False):
-    """A SubjectAccessReview or SelfSubjectAccessReview, as answered."""
-
     status: AccessStatus = AccessStatus()
 
 

@@ -12,8 +12,6 @@ LINE_LIMIT_BYTES = 8 << 20
 
 
 class KubernetesObject(Protocol):
-    """The Structs of `types.py` and those of services."""
-
     @property
     def metadata(self) -> ObjectMeta: ...
 
@@ -31,7 +29,7 @@ class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
 class Bookmark(msgspec.Struct, frozen=True):
     """The resource version that the watch has reached, in an otherwise empty object.
 
-    A bookmark of pods has no containers, not even an empty list, so it is never decoded as a Pod.
+    A bookmark of pods has no containers, so it is never decoded as a Pod.
     """
 
     resource_version: str
@@ -45,7 +43,7 @@ class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UndecodableObject(msgspec.Struct, frozen=True):
-    """An object that cannot be decoded, and why; `kind` as in WatchEvent."""
+    """`kind` as in WatchEvent."""
 
     kind: str
     item: ObjectIdentity
@@ -104,7 +102,7 @@ class EventReader(Generic[R]):
         self._items = msgspec.json.Decoder(kind)
 
     def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | UndecodableObject | Status:
-        """Decode a line of a watch; a Status ends the watch with an error."""
+        """A Status ends the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
         except msgspec.ValidationError as error:

@@ -1,8 +1,7 @@
 """Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-Every write is one call of a function that writes nothing if the revision of the account, or the
-cursor of the journal, is not the one that the caller read: any number of timekeepers may run, crash
-and retry. A rebuild of the ledger of leases does not change these keys. All methods raise
+A write does nothing if the revision of the account, or the cursor of the journal, is not the one
+that the caller read: any number of timekeepers may run, crash and retry. All methods raise
 UnavailableError when the server does not respond.
 """
 
@@ -44,7 +43,6 @@ from shared.model.names import Namespace
 PAGE_SIZE = 500
 _decode_hour = msgspec.json.Decoder(CostHour).decode
 NO_EARLIER_WINDOWS_MS = 1 << 52
-"""Later than any window begins."""
 
 
 class Budgets(LedgerPart):
@@ -84,7 +82,7 @@ class Budgets(LedgerPart):
         )
 
     async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Write the changes that follow from the journal, and move the cursor.
+        """Write the changes, and move the cursor.
 
         Returns False, with nothing written, if another caller has moved it.
         """
@@ -106,7 +104,6 @@ class Budgets(LedgerPart):
         return mark
 
     async def cost_hours(self) -> list[int]:
-        """Return the beginnings of the stored hours, in ms."""
         return list(readable(int, await self._read("cost_hours")))
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
@@ -124,7 +121,7 @@ class Budgets(LedgerPart):
     async def discard_damaged(self) -> list[str]:
         """Delete accounts that could not be read, and stray records; return what was deleted.
 
-        A deleted account counts as lost, and so does the journal: see `unread_journal`.
+        A deleted account counts as lost, and so does the journal.
         """
         discarded = await self._discard()
         await self.revisions()
@@ -189,7 +186,6 @@ class Budgets(LedgerPart):
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_SIZE
     ) -> list[ChargeEntry]:
-        """Return the entries after the one with this ID, oldest first."""
         rows = await self._read("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
 
@@ -205,7 +201,6 @@ class Budgets(LedgerPart):
         return int(await self._read("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        """Return whether the caller got the lock, which expires after `every_ms`."""
         return bool(await self._run("lock", name, every_ms))
 
     async def _write(self, write: AccountWrite) -> bool:

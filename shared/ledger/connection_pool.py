@@ -1,9 +1,8 @@
 """The client of Redis or Valkey, its clock, and the primary that Sentinels name.
 
 For each connection, credential files are read and Sentinels queried again. A demoted primary
-answers READONLY, and its connections are closed; one that hangs is left when the call's timeout
-ends. With `redis+sentinel://HOST[:PORT],.../NAME[/DB]`, or `rediss+sentinel://` under TLS, NAME is
-the Sentinels' name of the primary (`sentinel monitor NAME ...`).
+answers READONLY, and its connections are closed. With `redis+sentinel://HOST[:PORT],.../NAME[/DB]`,
+or `rediss+sentinel://` under TLS, NAME is that of `sentinel monitor NAME ...`.
 """
 
 import re
@@ -53,13 +52,12 @@ class LedgerClock(SystemClock):
         return self._ahead_s is None or time.monotonic() >= self._read_at + READ_EVERY_S
 
     def set(self, server_s: float, began_s: float) -> None:
-        """Set the clock by the server's time, requested at our monotonic second `began_s`."""
         self._read_at = time.monotonic()
         self._replies_s.append(self._read_at - began_s)
         self._ahead_s = server_s - (began_s + self._read_at) / 2
 
     def now(self) -> float:
-        """Return the server's Unix seconds. Raises UnavailableError until it has replied once."""
+        """Raises UnavailableError until the server has replied once."""
         if self._ahead_s is None:
             raise UnavailableError("the time of the Redis server is not known yet")
         return time.monotonic() + self._ahead_s
@@ -69,12 +67,9 @@ PORT = 26379
 _SCHEME = re.compile(r"(rediss?)\+sentinel://")
 _FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
 PoolFactory = Callable[[str, ClientCredentials, float], ConnectionPool]
-"""Arguments: the server's URL, our credentials, and seconds to connect."""
 
 
 class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
-    """Connections to the current primary, closed together with those to the Sentinels."""
-
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
@@ -89,8 +84,8 @@ def primary_pool(
 ) -> ConnectionPool:
     """Return a pool of connections to the primary; `make_pool` makes one for a server.
 
-    Sentinels get the same credentials, and are tried without if they refuse them. The time for one
-    leaves time to try the others. Raises RequestError for a malformed URL.
+    Sentinels get the same credentials, and are tried without if they refuse them. Raises
+    RequestError for a malformed URL.
     """
     scheme, rest = url.split("+sentinel://", 1)
     form = _FORM.fullmatch(rest)
@@ -138,7 +133,7 @@ _DRIVER_INFO = DriverInfo(lib_version=redis.__version__)
 
 
 class _FileCredentials(CredentialProvider):  # type: ignore[misc]
-    """Reads the file at the moment of connecting."""
+    """Reads the files at the moment of connecting."""
 
     def __init__(self, credentials: ClientCredentials) -> None:
         self._credentials = credentials
@@ -188,10 +183,7 @@ class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
 
 
 class CommandClient(redis.asyncio.Redis):  # type: ignore[misc]
-    """A client without the library's retries, metrics and encoder written in Python.
-
-    A command takes less than half of the interpreter's instructions.
-    """
+    """A client without the library's retries, metrics and encoder, which cost half of the time."""
 
     async def execute_command(self, *command: Any, **options: Any) -> Any:
         name, *values = command

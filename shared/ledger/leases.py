@@ -1,15 +1,13 @@
 """The ledger of leases in Redis or Valkey: which pod holds which share of which device.
 
-A method calls one function, or one for each page. A function writes all or nothing and keeps
-totals, slots, fences, versions, indexes and feed in agreement. No call is retried here, and each
-may be repeated: the second call returns what the first one did. All raise UnavailableError while
-the server does not reply or refuses to write, and while the ledger is empty (never used, or
-flushed) or being rebuilt. `now` is the caller's clock, in Unix seconds.
+A function writes all or nothing and keeps totals, slots, fences, versions, indexes and feed in
+agreement. No call is retried here, and each may be repeated: the second call returns what the first
+one did. All raise UnavailableError while the server does not reply or refuses to write, and while
+the ledger is empty or being rebuilt.
 
 Versions, fences and the capacity number only rise. A rebuild starts them at the present in
-milliseconds, above all earlier ones. No version is used twice, so that a lease of an earlier life
-of the same pod is recognised as stale, and so is a server that has lost writes it had confirmed (a
-replica that was behind took over).
+milliseconds, above all earlier ones, so that a lease of an earlier life of the same pod is
+recognised as stale, and so is a server that has lost writes it had confirmed.
 """
 
 import asyncio
@@ -79,7 +77,6 @@ def decode_outcome(
     now: float,
     expires_at: float,
 ) -> ReservationOutcome:
-    """Decode the next outcome of `reserve.lua`: numbers, and the value that they refer to."""
     number = next(numbers)
     if number > 0:
         return ReservedLease(lease=new_lease(wanted, number, numbers, now, expires_at))
@@ -95,7 +92,6 @@ def decode_outcome(
 
 
 def _refusal(pod: PodUid, value: bytes) -> NoCapacity:
-    """Decode why a pod gets no lease, or a lease not the shares that it requests."""
     record = _decode_refusal(value)
     return NoCapacity(
         pod=pod,
@@ -111,8 +107,6 @@ MOST_UNSYNCED = 100
 
 
 class LeaseResizes(LedgerPart):
-    """Resizes leases, and records where node or annotations may be outdated."""
-
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
         """Lock the lease for `ttl_s`; return the token to shrink it, or None if it is locked."""
         token = uuid4().hex
@@ -127,8 +121,7 @@ class LeaseResizes(LedgerPart):
 
         Node, devices, slots and fences stay. Returns NoCapacity if a device, or the namespace's
         quota, has no room for the increase, and StaleLeaseError if the lease has changed since it
-        was read, or ended. Raises ConflictError if the lock of `token` has expired. In these cases
-        nothing has changed.
+        was read, or ended. Raises ConflictError if the lock of `token` has expired.
         """
         _, values, refused = encode_leases([lease])
         if refused:
@@ -150,14 +143,11 @@ class LeaseResizes(LedgerPart):
         return [PodUid(pod) for pod in unsynced]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
-        """Record that node and annotations match the lease at `version`.
-
-        Returns False if it was resized since, or synced before.
-        """
+        """Return False if the lease was resized since `version`, or synced before."""
         return bool(await self._run("set_synced", pod, version))
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Record that node or annotations may be outdated; also during a rebuild."""
+        """Also possible during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
         await self._run("set_unsynced", rows, state="open")
 
@@ -166,8 +156,6 @@ class LeaseResizes(LedgerPart):
 
 
 class ClaimLeases(LedgerPart):
-    """Changes leases, unless they have changed since they were read."""
-
     async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
         """Mark leases to end once their nodes' agents confirm that the claims are not prepared.
 
@@ -202,16 +190,13 @@ class LearnedRunTimes(LedgerPart):
 
 
 EXPIRE_BATCHES = 4
-"""Of reservations, per call."""
 _MOVED = -1
 GangNeeds = tuple[str, int, bool, int]
-"""A gang, how many of its pods must hold leases, whether that is before the call, and how many must
-hold one before it exactly; -1 for any number."""
+"""A gang, how many of its pods must hold leases, whether before the call, and how many must hold
+one before it exactly; -1 for any number."""
 
 
 class RedisLeases(LedgerInventory):
-    """Leases and nodes; other subjects are attributes."""
-
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
         self.waiting_pods = WaitingPods(connection)
@@ -231,10 +216,7 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it; one that is gone gets none. What is being offered to a
-        waiting pod that comes first is reserved for that one. Each batch is atomic; the next one is
-        packed while the server works on the one before. If a batch gets no reply, the call raises;
-        repeat it.
+        A pod that has a live lease keeps it; one that is gone gets none. Each batch is atomic.
         """
         return await self._reserve_each(wanted, now, now + ttl_s)
 
@@ -365,10 +347,7 @@ class RedisLeases(LedgerInventory):
         return bound
 
     async def extend(self, leases: Sequence[Lease], *, until: float) -> list[bool]:
-        """Keep reservations until a later instant; return for each whether it is kept.
-
-        One that has moved on since it was read, or has ended, is not.
-        """
+        """Keep reservations until a later instant; return for each whether it is kept."""
         kept: list[bool] = []
         for batch in in_batches(leases):
             rows = [(lease.pod, lease.version) for lease in batch]
@@ -411,7 +390,6 @@ class RedisLeases(LedgerInventory):
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
-        """End and return every reservation that has expired."""
         expired: list[Lease] = []
         has_more = True
         while has_more:
@@ -443,7 +421,6 @@ class RedisLeases(LedgerInventory):
         }
 
     async def save_silence(self, pods: Sequence[PodUid], since: float | None) -> None:
-        """Save since when the nodes' agents have not replied, or None if they do."""
         for batch in in_batches(pods):
             await self._connection.run("silence", since or False, batch)
 
@@ -545,7 +522,6 @@ class RedisLeases(LedgerInventory):
         return bool(await self._connection.run("rebuild", *args, state="any"))
 
     async def finish_rebuild(self, token: str) -> bool:
-        """Open the ledger for service; return False if another rebuild has begun since."""
         return bool(await self._connection.run("rebuild", "finish", token, state="any"))
 
     def _observe(self, leases: Iterable[Lease]) -> None:
@@ -553,7 +529,6 @@ class RedisLeases(LedgerInventory):
 
 
 def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
-    """Return the version by which the candidates were chosen, and what the pods repel."""
     read = [
         reservation.read_version for reservation in batch if reservation.read_version is not None
     ]
@@ -564,7 +539,6 @@ def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
 
 
 def _rules(batch: Sequence[Reservation]) -> object:
-    """Return what `selected.lua` reads of each pod, or False if none has or concerns rules."""
     if not any(reservation.selected_as or reservation.guards for reservation in batch):
         return False
     return [
@@ -576,7 +550,6 @@ def _rules(batch: Sequence[Reservation]) -> object:
 
 
 def _ends(batch: Sequence[Reservation], now: float) -> object:
-    """Return when each lease ends at the latest, or False if none has an enforced term."""
     ends = [will_end_by(reservation.term, now) for reservation in batch]
     return [end or False for end in ends] if any(ends) else False
 

@@ -16,12 +16,9 @@ from shared.model.leases.ledger import NodeTotals, UnreadableRecord
 from shared.model.names import NodeName, PodUid
 
 PAGE_SIZE = 100
-"""Nodes per call."""
 
 
 class NodePage(NamedTuple):
-    """A reply of `read_nodes.lua`, and where the ledger was at that moment."""
-
     generation: str
     feed_entry: str
     """The ID of the last one."""
@@ -65,13 +62,13 @@ def is_text(name: object) -> bool:
 
 class LedgerTotals(LedgerPart):
     async def pages(self) -> AsyncIterator[list[NodeTotals]]:
-        """Yield the totals of all nodes; each node's are read together with its leases."""
+        """Yield the totals of all nodes, each read together with its leases."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._page(batch)
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return some nodes' totals; unknown nodes are left out."""
+        """Leave out unknown nodes."""
         all_totals: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
             all_totals += await self._page(batch)
@@ -90,7 +87,6 @@ class LedgerTotals(LedgerPart):
         return decoded, [*page.unreadable, *broken]
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
-        """Return nodes' ordinary resources that claims, not leases, reserve."""
         claimed: dict[NodeName, dict[str, int]] = {}
         for node, escaped_name, amount in await self._connection.run("query", "claimed"):
             amounts = claimed.setdefault(NodeName(node), {})
@@ -111,7 +107,6 @@ class LedgerTotals(LedgerPart):
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
     async def fair_share(self) -> FairShare:
-        """Return the values that order waiting pods for offers of freed capacity."""
         reply = await self._connection.run("query", "fair_share")
         record = msgspec.convert(reply, FairShareRecord)
         return FairShare(
@@ -131,14 +126,13 @@ class LedgerTotals(LedgerPart):
 
 class LedgerQuotas(LedgerPart):
     async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
-        """Replace all quotas; return whether any changed. Those read before the stored are ignored.
+        """Replace all quotas, unless by older ones; return whether any changed.
 
-        Existing leases are charged anew, in one step; none ends. Possible at any time, also before
-        the ledger was ever used: a rebuild leaves quotas alone.
+        Existing leases are charged anew, in one step; none ends. Possible in any state of the
+        ledger.
         """
         rows = [msgspec.to_builtins(quota_row(quota)) for quota in quotas]
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
     async def totals(self, *, charges: bool = True) -> QuotaTotals:
-        """Return quotas with used and charged amounts, read at one moment."""
         return decode_quota_totals(*await self._connection.run_raw("read_quotas", "read", charges))

@@ -1,9 +1,9 @@
 """Preemptions and planned starts in Redis or Valkey, with the journals of how they ended.
 
-Every write names the version that it was decided on and is refused for any other; a planned start
-does not change. Opening either claims its devices in the same step; the claim ends when it is
-closed, or when its pod gets a reservation. All methods raise UnavailableError when the server does
-not answer or the ledger is being rebuilt. A rebuild deletes claims and planned starts.
+Every write names the version that it was decided on and is refused for any other. Opening either
+claims its devices in the same step; the claim ends when it is closed, or when its pod gets a
+reservation. All methods raise UnavailableError when the server does not answer or the ledger is
+being rebuilt. A rebuild deletes claims and planned starts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import DeviceUuid, PodUid
 
 PAST_S = 24 * 3600.0
-"""The default of how long ago the ended preemptions that are read may have ended."""
+"""How long ago the ended preemptions that are read may have ended."""
 
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_start = msgspec.json.Decoder(StoredStart).decode
@@ -75,7 +75,7 @@ class Preemptions(LedgerPart):
         return bool(await self._run("open_start", *row))
 
     async def close_start(self, start: StoredStart, ended: EndedPromise | None = None) -> bool:
-        """Remove a planned start and its claims; return False if another caller has."""
+        """Return False if another caller has removed the planned start."""
         ends = [text(ended)] if ended else []
         return bool(await self._run("close_start", start.id, start.opened_at, start.pods, ends))
 
@@ -94,12 +94,11 @@ class Preemptions(LedgerPart):
         )
 
     async def close(self, read: StoredPreemption) -> bool:
-        """End a preemption and its claims; return False if another caller has written a step."""
+        """Return False if another caller has written a step."""
         preemption = read.preemption
         return bool(await self._run("close", preemption.id, read.version, preemption.holders))
 
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
-        """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
         since_ms = max(0.0, now - past_s) * 1000
         preemptions, evictions, budgets, starts, claimed = await self._connection.run(
             "read_preemptions", "read", since_ms
@@ -119,10 +118,7 @@ class Preemptions(LedgerPart):
         return last, [*readable(_decode_promise, (stored for _, stored in rows))]
 
     async def save_budget(self, budget: BudgetChanged) -> None:
-        """Save the state of a namespace's budget, unless a newer one is stored.
-
-        It decides the order of namespaces whose pods wait, and whether new pods may start.
-        """
+        """Save the state of a namespace's budget, unless a newer one is stored."""
         is_spent = budget.lease_class != LeaseClass.GUARANTEED
         must_wait = budget.new_pods != "admit"
         row = (

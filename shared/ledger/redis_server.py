@@ -32,29 +32,26 @@ _FAITHFUL_VALKEY = (9, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """The state of a server; what it does not report is empty."""
+    """What the server does not report is empty."""
 
     program: str = "Redis"
-    """Redis or Valkey."""
     version: str = ""
     role: str = ""
     replicas: int = 0
     appendonly: str = ""
     maxmemory_policy: str = ""
     last_write_succeeded: bool = True
-    """To disk."""
     replay_refusal: str = ""
-    """The server's reason why its user `default` may not run a command of its append-only file.
+    """Why its user `default` may not run a command of its append-only file.
 
     Only where the server replays that file with the rights of this user: it skips such commands.
     """
     ahead_s: float = 0.0
-    """How far its clock is ahead of ours."""
+    """Of our clock."""
     reply_s: float = 0.0
-    """How long it took to connect, or to reply to a command without work, if that was longer."""
+    """The longer of the times to connect, and to reply to a command without work."""
     used_mib: int = 0
     most_mib: int = 0
-    """`maxmemory`; 0: there is no limit."""
 
 
 async def redis_facts(
@@ -63,7 +60,6 @@ async def redis_facts(
     *,
     timeout_s: float = DIAGNOSIS_TIMEOUT_S,
 ) -> RedisFacts:
-    """Query a server once. Raises UnavailableError if it does not respond."""
     async with _connected(url, credentials, timeout_s) as client:
         began_s = time.monotonic()
         await client.ping()
@@ -158,7 +154,6 @@ async def reload_certificate(url: str, credentials: ClientCredentials, directory
 
 
 async def ping(url: str, credentials: ClientCredentials) -> None:
-    """Connect, log in and get a reply. Raises UnavailableError if that fails."""
     await _execute_all(url, credentials, [("PING",)])
 
 

@@ -16,17 +16,13 @@ BIND_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReading:
-    """The ledger's totals, and the leases that they must be the sum of."""
-
     generation: str = ""
     is_of_one_moment: bool = True
-    """Whether nothing changed while it was read; what one node has always is."""
+    """Nothing changed while it was read; what one node has is always of one moment."""
     nodes: tuple[NodeTotals, ...] = ()
     quotas: QuotaTotals = field(default_factory=QuotaTotals)
     preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
-    """Ordinary resources that are reserved for pods for which others are evicted."""
     fair_share: FairShare = field(default_factory=FairShare)
-    """As the ledger stores it."""
     unreadable: tuple[UnreadableRecord, ...] = ()
 
     @property
@@ -41,7 +37,6 @@ class Difference:
     invariant: str
     subject: str
     text: str
-    """With both numbers."""
     settles_s: float = 0.0
     """How long it may last in a healthy system."""
 
@@ -157,5 +152,5 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
 
 
 NODE_CHECKS = (device_totals,)
-"""Those of one node, read at one moment."""
+"""Of one node, read at one moment."""
 CHECKS = (*NODE_CHECKS, node_totals, quota_usage, quota_charges, fair_shares)

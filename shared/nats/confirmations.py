@@ -1,8 +1,4 @@
-"""What a connection reports to the senders of the work that it has received.
-
-A sender keeps a message until a receiver reports it as handled. Messages that are handled within
-`report_s` share one report; those that take longer are reported as held.
-"""
+"""What a connection reports to the senders of the work that it has received."""
 
 import asyncio
 import contextlib
@@ -31,7 +27,6 @@ class _Sender:
     handled: list[int] = field(default_factory=list)
     returned: list[int] = field(default_factory=list)
     is_unreported: bool = False
-    """Whether some held message was in no report yet."""
     reported_at: float = 0.0
 
 
@@ -44,7 +39,7 @@ class Receipt:
 
 
 class Confirmations:
-    """The messages of work that this process holds, by sender."""
+    """By sender."""
 
     def __init__(self, client: Any, timing: ConfirmationTiming) -> None:
         self._client = client
@@ -74,7 +69,6 @@ class Confirmations:
             (sender.handled if is_handled else sender.returned).append(number)
 
     async def run(self) -> None:
-        """Send reports until cancelled; nothing is done while nothing is held."""
         while True:
             await self._added.wait()
             while self._senders:

@@ -42,7 +42,7 @@ async def connected(
     patience_s: float,
     on_failure: Callable[[str], None] | None = None,
 ) -> NatsClient:
-    """Return a client that reconnects; `credentials` are the login and the server's CA.
+    """Return a client that reconnects.
 
     `on_failure` is called with the reason of each failed attempt. Raises UnavailableError if no
     server accepts the login within `patience_s`, RequestError if a file cannot be read.
@@ -87,7 +87,7 @@ async def connected(
 
 
 async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
-    """Wait for the task and cancel it after the timeout; the library would retry for ever."""
+    """Cancel the task after the timeout; the library would retry for ever."""
     try:
         if not (await asyncio.wait({connecting}, timeout=patience_s))[0]:
             raise TimeoutError
@@ -142,7 +142,6 @@ class _ConnectionErrors:
         self._logged = ""
 
     async def note(self, error: Exception) -> None:
-        """Record an error of the library, of the server, or of a handler of messages."""
         if isinstance(error, nats.errors.SlowConsumerError):
             DROPPED.inc()
             subject = error.sub.subject

@@ -2,7 +2,7 @@
 
 nats-server bounds the connections of an account, not those of one of its users. It reports each
 connection to the account `SYS`, which lets one of our services, and no other, receive these reports
-and close connections. An agent that floods NATS loses all of its connections.
+and close connections.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class _ConnectionShares:
         self._flooded = flooded
         self._flooding: asyncio.Queue[str] = asyncio.Queue(MAX_FLOODING)
         self._grown: dict[str, set[str]] = defaultdict(set)
-        """The users with new connections, by server; "" is all users."""
+        """By server; "" is all users."""
         self._reported = asyncio.Event()
         self._warned: ExpiringMap[str, None] = ExpiringMap(
             time.monotonic, expires_s=WARN_AGAIN_S, most=MAX_WARNED
@@ -132,10 +132,7 @@ class _ConnectionShares:
                     await self._close_excess(server, user)
 
     async def _close_flooding(self) -> None:
-        """Close all connections of each agent that exceeds its rate, at every server.
-
-        The auth service, where there is one, refuses its logins for a time.
-        """
+        """Close all connections of each agent that exceeds its rate, at every server."""
         client = self._bus.client
         inbox = client.new_inbox()
         await client.subscribe(f"{inbox}.*", cb=self._close_listed)
@@ -219,7 +216,7 @@ class _ConnectionShares:
         return _decode_listing(reply.data)
 
     async def _close(self, server: str, cids: Sequence[int]) -> None:
-        """Close connections. A server ignores a request without a reply subject."""
+        """A server ignores a request without a reply subject."""
         subject = subjects.server_request(server, "KICK")
         inbox = self._bus.client.new_inbox()
         for cid in cids:

@@ -31,9 +31,9 @@ REFUSED = Counter(
 )
 MAX_BUFFERED = 65_536
 SHOWN = 100
-"""Characters of a subject that a log line shows."""
+"""Of a log line."""
 SHOWN_REASON = 400
-"""Characters of a reason that a log line shows."""
+"""Of a log line."""
 
 E = TypeVar("E", bound=Event)
 OnRefused = Callable[[str, str], None]
@@ -50,7 +50,7 @@ def _leave_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """A broadcast, which has no receipt, is delivered once."""
+    """A broadcast has no receipt."""
 
     events: list[Any]
     inbox: "Inbox | None" = None
@@ -134,7 +134,6 @@ class Inbox:
                 await subscription.unsubscribe()
 
     def receive_broadcasts(self, kind: type[Event]) -> Callable[[Msg], Awaitable[None]]:
-        """Return the callback of a subscription to broadcasts, or to copies, of one type."""
         count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
@@ -179,7 +178,7 @@ LocalHandlers = dict[type[Event], Inbox]
 
 
 def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _ignore) -> bool:
-    """Return whether replies to this message go to its sender; it is refused if not."""
+    """Return whether replies to this message go to its sender; refuse it if not."""
     if subjects.is_inbox_of_sender(kind, message.subject, message.reply):
         return True
     reply = f"{message.reply[:SHOWN]!r}" if message.reply else "missing"
@@ -190,8 +189,7 @@ def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
     """Return the events of a message that its sender may have sent; refuse the others.
 
-    The last token of the subject is the node that NATS has authenticated. Refused is what is about
-    another node, contradicts itself, or cannot be decoded.
+    The last token of the subject is the node that NATS has authenticated.
     """
     node = subjects.node_in(kind, message.subject)
     events, errors = wire.decode_each(message.data, kind)
@@ -219,7 +217,7 @@ def _refuse(kind: type[Event], message: Msg, reasons: Sequence[str], on_refused:
 
 
 def count_refused(kind: type[Event], count: int) -> None:
-    """Count refused events; 0 exports the series, so that the first refusal is an increase."""
+    """0 exports the series, so that the first refusal is an increase."""
     REFUSED.labels(kind.subject).inc(count)
 
 

@@ -22,12 +22,12 @@ _limited = LimitedLog(logger)
 MOST_OF_SERVICES = 4096
 """That wait: services give up after a few seconds."""
 MOST_RAW = 8192
-"""Raw requests on a subject that wait, each of at most some kilobytes; more are dropped."""
+"""Raw requests on a subject that wait, each of at most some kilobytes."""
 Reply = Callable[[Any], Awaitable[Event | None]]
 
 
 class Replies:
-    """Handlers of requests. `run` must run while requests are received."""
+    """`run` must run while requests are received."""
 
     def __init__(self, client: Any, on_refused: OnRefused) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Replies:
     async def subscribe_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject as one replica of `group`, all that wait at once.
+        """Reply to raw requests on a subject, all that wait at once.
 
         An error is logged, and no reply is sent.
         """

@@ -65,7 +65,7 @@ async def _connected(
 
 
 async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
-    """Return what servers reply to requests; without a reply subject they ignore them."""
+    """Servers ignore a request without a reply subject."""
     replies = list[Any]()
     inbox = client.new_inbox()
 

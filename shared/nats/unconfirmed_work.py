@@ -1,9 +1,8 @@
 """Work that this connection has sent, kept until a receiver reports it as handled.
 
-Work is a request to one replica of the service that handles it. It is sent again, to any replica,
-if none reports within `receipt_s` that it has the message, or if the one that has it is silent for
-`silent_s`. While no replica receives a type of work, only its oldest message is sent again and
-again; the others follow once it is received.
+It is sent again, to any replica, if none reports within `receipt_s` that it has the message, or if
+the one that has it is silent for `silent_s`. While no replica receives a type of work, only its
+oldest message is sent again and again.
 
 Nothing is stored: what is lost with its sender is in Kubernetes and is listed again.
 """
@@ -47,8 +46,6 @@ RESENT = Counter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendPolicy:
-    """When work is sent again, and how much of each type is kept."""
-
     receipt_s: float = 1.5
     """A message that no replica has reported as received by then is sent again."""
     silent_s: float = 4.0
@@ -69,7 +66,7 @@ class ResendPolicy:
 
 @dataclass(slots=True)
 class _Kind:
-    """Unconfirmed messages of one type of work, oldest first."""
+    """Oldest first."""
 
     event: type[Event]
     unconfirmed: Gauge
@@ -78,7 +75,7 @@ class _Kind:
     heard_at: float = 0.0
     probe_at: float = 0.0
     unheard_since: float | None = None
-    """Since when no replica receives messages, or None while some does."""
+    """None while some replica receives messages."""
     has_lost: bool = False
 
 
@@ -97,10 +94,7 @@ class _Message:
 
 
 class UnconfirmedWork:
-    """The work of one connection.
-
-    `has_lost_work` is set once replicas receive work again of which messages were dropped.
-    """
+    """`has_lost_work` is set once replicas receive work again of which messages were dropped."""
 
     def __init__(
         self,
@@ -201,7 +195,6 @@ class UnconfirmedWork:
             self._added.clear()
 
     async def drain(self, limit_s: float) -> None:
-        """Wait until the work that replicas receive is handled, at most `limit_s`."""
         end_at = time.monotonic() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:

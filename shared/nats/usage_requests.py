@@ -11,7 +11,7 @@ from shared.nats.bus import Bus
 REPLY_S = 2.0
 """How long agents may take to reply with the use of their devices."""
 MOST_AT_ONCE = 64
-"""Requests without a reply: a cluster's agents do not reply all in one moment."""
+"""A cluster's agents do not reply all in one moment."""
 
 
 async def request_usage(bus: Bus, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:

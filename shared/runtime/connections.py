@@ -20,12 +20,12 @@ FLUSH_S = 1.0
 
 
 class Progress(IntEnum):
-    """Of a connection; the least advanced makes room first."""
+    """The least advanced makes room first."""
 
     ACCEPTED = 0
     """The TLS handshake has not ended."""
     OPEN = 1
-    """No request was answered with success yet; one may be arriving."""
+    """No request was answered with success yet."""
     PROVEN = 2
     """A request was answered with success; the next may be arriving."""
     BUSY = 3
@@ -53,7 +53,7 @@ class PortBounds:
 
     @property
     def of_address(self) -> int:
-        """Connections from one address; the others are left to other addresses."""
+        """The other connections are left to other addresses."""
         return self.connections * 3 // 4
 
 
@@ -84,7 +84,7 @@ class ConnectionState:
         return self.progress is Progress.OPEN and now - self.since >= bounds.first_request_s
 
     def rests(self, now: float) -> bool:
-        """Return whether it has proved something, and no request or response is under way."""
+        """Whether it has proved something, and no request or response is under way."""
         if self.progress is not Progress.PROVEN:
             return False
         return not self.unsent_bytes or now - self.since >= FLUSH_S
@@ -93,8 +93,7 @@ class ConnectionState:
 def to_close(connections: Iterable[ConnectionState], now: float) -> ConnectionState | None:
     """Return the connection that makes room for a new one, or None if none may.
 
-    Among the candidates it is one of the address with most of them: the one without progress for
-    longest.
+    Among the candidates it is one of the address with most of them, without progress for longest.
     """
     everyone = [*connections]
     unproven = [connection for connection in everyone if connection.progress < Progress.PROVEN]

@@ -1,9 +1,4 @@
-"""The HTTP endpoints of a service: /healthz, /readyz and /metrics.
-
-Requests that are not HTTP, such as TLS on a plain port, a port scan, or a body with a wrong
-encoding, are logged at debug level, without a traceback: aiohttp has already responded with 400 or
-closed the connection.
-"""
+"""The HTTP endpoints of a service: /healthz, /readyz and /metrics."""
 
 import asyncio
 import contextlib
@@ -93,8 +88,8 @@ async def served(
 ) -> AsyncIterator[str]:
     """Serve the endpoints on `HOST:PORT` (port 0: any free port) and yield the address.
 
-    With `tls`, over TLS; each connection gets the context of that moment. Raises RequestError,
-    which names the flag, if the address is invalid or in use.
+    With `tls`, each connection gets the context of that moment. Raises RequestError, which names
+    the flag, if the address is invalid or in use.
     """
     async with listening(pages, address, flag=flag, tls=tls) as (host, port):
         yield f"{host}:{port}"
@@ -102,7 +97,7 @@ async def served(
 
 LOGGER = "aiohttp.server"
 SHOWN = 200
-"""Characters of the reason that are logged."""
+"""Characters of a reason."""
 
 
 class BadRequestFilter(logging.Filter):

@@ -17,8 +17,6 @@ REACH_S = 0.05
 
 
 class LedgerMirror:
-    """A mirror, and for how long it has not followed the ledger."""
-
     def __init__(
         self,
         ledger: RedisLeases,
@@ -37,11 +35,9 @@ class LedgerMirror:
         """When it first failed after a snapshot, unless it has followed for long since."""
         self._fault = ""
         self._requested = asyncio.Event()
-        """Set when changes are to be read now."""
         self._applied = asyncio.Event()
 
     def unready_reason(self) -> str | None:
-        """Return why nothing can be decided by the mirror, or None."""
         if self.mirror.capacity < 0:
             return f"no snapshot of the ledger yet{self._fault}"
         since = self._failing_since if self._is_failing() else self._disconnected_since

@@ -2,7 +2,7 @@
 
 A connection, its TLS handshake, its first request, each body and each pause have a time limit, and
 `connections` decides which of too many is closed. Bodies with a `Content-Encoding` are refused:
-what they unpack to has no bound. aiohttp limits the lines and headers of a request.
+what they unpack to has no bound.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ SHUTDOWN_S = 1.0
 """How long connections may take to end before they are closed."""
 Tls = Callable[[], ssl.SSLContext]
 BodyTime = Callable[[web.Request], float]
-"""Returns how many seconds the body of a request may take, as far as its client waits for it."""
+"""Returns how many seconds the body of a request may take."""
 Late = Callable[[web.Request, bytes], web.StreamResponse]
 """Returns the response to a request whose body is late, from the part that has arrived."""
 
@@ -113,7 +113,7 @@ class Listener:
         """By their request handlers."""
         self._of_address: collections.Counter[str] = collections.Counter()
         self._waiting: list[tuple[socket.socket, str, web.Server]] = []
-        """Accepted connections, with their addresses, for which there is no room yet."""
+        """With their addresses."""
         self._waits = asyncio.Event()
         """Set while connections wait: a listener without any leaves the processor alone."""
 
@@ -196,7 +196,6 @@ class Listener:
             await asyncio.sleep(0)  # those that are open come first
 
     async def open_waiting(self) -> None:
-        """Open connections that have waited as soon as there is room, until cancelled."""
         while True:
             if not self._waiting:
                 self._waits.clear()
@@ -281,7 +280,6 @@ class Listener:
                 del self._of_address[address]
 
     async def sweep(self) -> None:
-        """Close connections that are late or have stalled, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
@@ -332,8 +330,8 @@ async def listening(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an application on `HOST:PORT` (port 0: any free port) within its `BOUNDS`.
 
-    Yields the host and the port. At the end, requests have some seconds to be answered. Raises
-    RequestError, which names the flag, if the address is invalid or in use.
+    Yields the host and the port. Raises RequestError, which names the flag, if the address is
+    invalid or in use.
     """
     sockets = await _bind(address, flag)
     bounds = _within_files(pages.get(BOUNDS, PortBounds()))

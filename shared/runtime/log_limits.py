@@ -8,7 +8,7 @@ from dataclasses import dataclass
 WINDOW_S = 10.0
 """The time over which lines of one statement are counted."""
 MOST_LINES = 50
-"""Of one statement in the code within `WINDOW_S`, unless they are for debugging."""
+"""Of one statement in the code within `WINDOW_S`."""
 LONGEST_TEXT = 4096
 LONGEST_TRACEBACK = 16_384
 

@@ -1,8 +1,8 @@
 """Readiness probe for containers: `python -m shared.runtime.probe`.
 
 For images without curl. It runs often, so it imports nothing that is slow to import.
-LEASEHOLD_PROBE is HOST:PORT; without it, the port is that of LEASEHOLD_HTTP. Exit code 0: ready; 1:
-not ready, and the reason is printed.
+LEASEHOLD_PROBE is HOST:PORT; without it, the port is that of LEASEHOLD_HTTP. Exit code 1: not
+ready.
 """
 
 import os

@@ -115,11 +115,9 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
-    A service `beside` it has the same name, connection and end.
-
-    `begin` is called once all subscriptions exist; `drain` before anything is stopped.
-    `settings.run_file` is written once all subscriptions exist and every probe succeeds. A shared
-    process has the endpoints and the file, and its end ends the service.
+    A service `beside` it has the same name, connection and end. `begin` is called once all
+    subscriptions exist; `drain` before anything is stopped. A shared process has the endpoints and
+    the `run_file`, and its end ends the service.
     """
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
@@ -153,7 +151,7 @@ async def _until(
     drain: Callable[[], Awaitable[None]] | None,
     early: bool,
 ) -> None:
-    """Run until the stop event; a service that is ready early also shuts down in order."""
+    """A service that is ready early also shuts down in order."""
     running = asyncio.create_task(runner.run(started))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -244,10 +242,7 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Notify systemd that the service is ready, with a status text.
-
-    Does nothing without `NOTIFY_SOCKET`. An unreachable socket is logged and ignored.
-    """
+    """Notify systemd that the service is ready; do nothing without `NOTIFY_SOCKET`."""
     address = environ.get(NOTIFY_SOCKET, "")
     if not address:
         return

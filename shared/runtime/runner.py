@@ -53,7 +53,7 @@ class WaitReasons:
         self._met: dict[str, float] = {}
 
     def report(self, what: str, why: str) -> None:
-        """Log why `what` waits: as a warning, unless that was logged within the last `STEADY_S`."""
+        """Log a warning, unless that was logged within the last `STEADY_S`."""
         now = self._ticks()
         is_new = now - self._met.pop(why, -STEADY_S) >= STEADY_S
         self._met[why] = now
@@ -87,8 +87,6 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class Runner:
-    """One service on one bus; another one beside it has the same name and connection."""
-
     def __init__(
         self,
         name: str,
@@ -208,7 +206,7 @@ class Runner:
         self._series(HANDLED, role.method, outcome).inc(events)
 
     async def _resync_after_drops(self) -> None:
-        """Request a resync after events were dropped; a bug may drop the same ones again."""
+        """A bug may drop the same events again after the resync."""
         while True:
             await self._dropped.wait()
             self._dropped.clear()
@@ -243,7 +241,7 @@ class Runner:
             self._series(PUBLISHED, subject).inc(count)
 
     def _series(self, metric: M, *labels: str) -> M:
-        """Return `metric.labels` of this service, which the library looks up slowly."""
+        """Cache `metric.labels` of this service, which the library looks up slowly."""
         key = (metric, *labels)
         series: M | None = self._known_series.get(key)
         if series is None:
@@ -332,10 +330,7 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
 
 
 def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> tuple[str, bool]:
-    """Confirm a batch, or not, according to its error.
-
-    Return the outcome for metrics, and whether a message was dropped because of a bug.
-    """
+    """Return the outcome for metrics, and whether a message was dropped because of a bug."""
     outcome = _log_outcome(len(batch), role, error)
     for delivered in batch:
         _confirm(delivered, error)
@@ -361,7 +356,7 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
 
 
 def _log_bug(role: Role, error: Exception | None) -> None:
-    """Log a bug with its traceback, at a limited rate: a repeated message may be its cause."""
+    """Log at a limited rate: a repeated message may be the bug's cause."""
     cause = f"bug {type(error).__name__} in {role.method}"
     _limited.write(logging.ERROR, cause, f"{role.method} failed with a bug", error)
 

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
 Step = TypeVar("Step", bound=Callable[..., Awaitable[Sequence[Event] | None]])
 Publish = Callable[[Sequence[Event]], Awaitable[None]]
-"""Publishes events that cannot wait for a handler's return; raises UnavailableError if NATS did not
+"""For events that cannot wait for a handler's return; raises UnavailableError if NATS did not
 accept them."""
 Interval = float | Callable[[Any], float]
 """Seconds, or a function of the service that returns them."""
@@ -80,8 +80,6 @@ def handles(*, concurrency: int = 1, gather_s: float = 0.0) -> Callable[[F], F]:
 def handles(
     method: F | None = None, *, concurrency: int = 1, gather_s: float = 0.0
 ) -> F | Callable[[F], F]:
-    """Mark a handler of batches of events."""
-
     def mark(function: F) -> F:
         return _marked(function, "handles", concurrency=concurrency, gather_s=gather_s)
 
@@ -89,12 +87,11 @@ def handles(
 
 
 def observes(method: F) -> F:
-    """Mark a handler of copies: each replica receives all events, and some may be lost."""
+    """Each replica receives all events, and some may be lost."""
     return _marked(method, "observes")
 
 
 def emits(method: F) -> F:
-    """Mark a source: an async generator of batches of events."""
     return _marked(method, "emits")
 
 
@@ -124,8 +121,7 @@ def loops(
 ) -> F | Callable[[F], F]:
     """Mark a method that runs until the service stops, or one step of it with the pause between.
 
-    The runtime publishes what a step returns, takes the next one after the pause, and restarts what
-    raises.
+    The runtime publishes what a step returns, and restarts what raises.
     """
 
     def mark(function: F) -> F:

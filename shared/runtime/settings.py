@@ -46,8 +46,6 @@ def setting(default: Any, text: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentForm:
-    """How an argument of a command is written."""
-
     names: tuple[str, ...] = ()
     metavar: str = ""
     env: str | None = None
@@ -62,7 +60,7 @@ class ArgumentForm:
     read: Callable[[str], Any] | None = None
     """Parses the text, or raises ValueError or ArgumentTypeError; by default by the type."""
     group: str = ""
-    """Of flags, in the help."""
+    """In the help."""
 
 
 def argument(
@@ -139,7 +137,7 @@ def argument_variables(kind: type[Any]) -> set[str]:
 
 
 def from_arguments(kind: type[S], parsed: argparse.Namespace) -> S:
-    """Build a command from its parsed arguments. Raises RequestError if they contradict."""
+    """Raises RequestError if the arguments contradict."""
     values = {item.name: getattr(parsed, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, list):
@@ -253,7 +251,7 @@ class LedgerSettings(RedisLogin, ServiceSettings):
 
 
 def digest(value: str) -> str:
-    """Return a digest of a setting's value, which may contain a secret."""
+    """The value may contain a secret."""
     return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
@@ -264,9 +262,8 @@ def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def load(kind: type[S], program: str, **options: Any) -> S:
     """Load settings of `kind`: flags, then the environment, then defaults.
 
-    Raises RequestError, a line with the flag or variable, its value and what is allowed, for an
-    invalid value, for settings that contradict each other (their method `check`), for a flag and
-    for a variable whose name is nearly that of a setting. `options`: see `load_each`.
+    Raises RequestError for an invalid value, for settings that contradict each other (their method
+    `check`), for an unknown flag and for a variable whose name is nearly that of a setting.
     """
     loaded: S = load_each((kind,), program, **options)[0]
     return loaded
@@ -299,7 +296,7 @@ def load_each(
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
-    """Load settings; an invalid value is printed as one line, with exit code 2."""
+    """Print an invalid value as one line, with exit code 2."""
     with exit_if_invalid(program):
         return load(kind, program, about=about, examples=examples)
 

@@ -28,7 +28,7 @@ class SharedProcess:
         self.started = {name: asyncio.Event() for name in services}
 
     def add(self, name: str, checks: Mapping[str, health.Probe]) -> asyncio.Event:
-        """Add the checks of a service; return the event that it sets once it runs."""
+        """Return the event that the service sets once it runs."""
         alone = len(self.started) == 1
         del self.checks[name]
         self.checks |= {

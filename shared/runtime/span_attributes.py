@@ -1,7 +1,7 @@
 """The attributes of spans about pods and ResourceClaims.
 
-Pods, namespaces and nodes have the names of OpenTelemetry's semantic conventions, by which trace
-viewers search them; what those have no name for begins with `leasehold.`.
+Trace viewers search by OpenTelemetry's names; what has none there begins with `leasehold.`.
+
 https://opentelemetry.io/docs/specs/semconv/registry/attributes/k8s/
 """
 
@@ -89,7 +89,7 @@ def _claim_attributes(claim: AllocatedClaim) -> Attributes:
 
 
 def reason_attributes(event: Event) -> Attributes:
-    """Return why a pod waits or fails, with the numbers of a refusal; empty without a reason."""
+    """Return why a pod waits or fails, with the numbers of a refusal."""
     refusal = getattr(event, "refusal", None)
     if isinstance(refusal, Refusal):
         return refusal_attributes(refusal)
@@ -107,7 +107,7 @@ def refusal_attributes(refusal: Refusal) -> Attributes:
 
     >>> refusal_attributes(Refusal(reason="0/2 nodes are available", counts=(("Cordoned", 2),)))
     {'leasehold.reason': '0/2 nodes are available', 'leasehold.permanent': False, \
-'leasehold.reason.code': 'Cordoned', 'leasehold.excluded_nodes.Cordoned': 2}
+    'leasehold.reason.code': 'Cordoned', 'leasehold.excluded_nodes.Cordoned': 2}
     """
     attributes: Attributes = {REASON: refusal.reason, "leasehold.permanent": refusal.permanent}
     if refusal.hint:

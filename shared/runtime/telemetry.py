@@ -1,10 +1,10 @@
 """Traces and logs of a service.
 
 A pod's trace ID is its UID without dashes, and the ID of its root span also follows from the UID:
-traces can be found by pod, each service knows the parent of its first span, and two watchers record
-the same spans. The root span is recorded when a watcher first sees the pod, so the spans of a pod
-that waits have a parent; spans after its start link to the root, which a collector may no longer
-have. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
+each service knows the parent of its first span, and two watchers record the same spans. The root
+span is recorded when a watcher first sees the pod; spans after the pod's start link to the root,
+which a collector may no longer have. The context is W3C `traceparent` text.
+https://www.w3.org/TR/trace-context/
 """
 
 import contextlib
@@ -65,7 +65,7 @@ E = TypeVar("E", bound=Event)
 
 MAX_TRACE_FILE_BYTES = 64 * 1024 * 1024
 ROOT = "create pod"
-"""The root span of a pod: from its review, or its creation, until the API server has it."""
+"""From a pod's review, or its creation, until the API server has it."""
 REVIEW = "review pod"
 MOST_LINKS = 32
 """Of a pod to others of its gang: of a larger one, each links to those after it, in a ring."""
@@ -86,7 +86,7 @@ def trace_id_of(pod: str) -> str:
 
 @contextlib.contextmanager
 def _choosing(trace_id: int, span_id: int = 0) -> Iterator[None]:
-    """Give these IDs to spans that begin here; 0 is a random one."""
+    """0 is a random ID."""
     token = _chosen_ids.set((trace_id, span_id))
     try:
         yield
@@ -107,7 +107,7 @@ class _PodTraceIds(RandomIdGenerator):
 
 
 class Tracing:
-    """Spans of one service. Without an exporter, only contexts are passed on."""
+    """Without an exporter, only contexts are passed on."""
 
     def __init__(
         self,
@@ -128,8 +128,7 @@ class Tracing:
 
         `trace` of the returned events is the span's context, so spans of the events that follow are
         its children. The first span is a child of the root; so is the span of a pod that waited,
-        with a link to the one before. Pods of one gang link to each other. Without a name, the span
-        is named after the event that is sent.
+        with a link to the one before. Pods of one gang link to each other.
         """
         if self.tracer is None:
             return list(events), []
@@ -229,8 +228,7 @@ class Tracing:
     ) -> None:
         """Record that something was done to a pod that has started, now.
 
-        It links to the pod's root span, and to those of the pods for which it was done, at most
-        `MOST_LINKS`.
+        It links to the pod's root span, and to those of the pods for which it was done.
         """
         if self.tracer is None:
             return
@@ -371,8 +369,7 @@ EXPORT_DELAY_MS = 500
 def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     """Set up tracing from the settings; spans are exported in the background.
 
-    What the settings leave open, the variables of the OpenTelemetry SDK decide: endpoint, headers
-    and certificates of the OTLP exporter, sampler, batches, service name and resource attributes.
+    What the settings leave open, the variables of the OpenTelemetry SDK decide.
     https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
     """
     processors: list[SpanProcessor] = []
@@ -404,12 +401,12 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
 
 
 def _sampler(ratio: float) -> Sampler | None:
-    """Return the sampler of a ratio, or None for all spans: then the variables decide."""
+    """Return None for all spans: then the variables decide."""
     return ParentBased(TraceIdRatioBased(ratio)) if ratio < 1 else None
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return the exporter; without an endpoint, its variables decide where it sends to."""
+    """Without an endpoint, the exporter's variables decide where it sends to."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - 0.1 s
 
     if not endpoint:
@@ -418,7 +415,7 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 def instance_of(service: str, settings: ServiceSettings) -> str:
-    """Return the name of this replica; in a container it contains the host name."""
+    """In a container the name contains the host name."""
     return settings.instance or f"{service}-{platform.node()}-{os.getpid()}"
 
 

@@ -144,7 +144,7 @@ def parse_number(
 
 
 def parse_bool(text: str) -> bool:
-    """Parse a boolean in its usual spellings. Raises ValueError for others."""
+    """Raises ValueError for unusual spellings."""
     if text.lower() in TRUE:
         return True
     if text.lower() in FALSE:
@@ -165,7 +165,7 @@ PREFIX = "LEASEHOLD_"
 
 
 class VariableText(str):
-    """The default of an argument that has a variable: the variable's text, or one without it."""
+    """The text of an argument's variable, or its default."""
 
     __slots__ = ("is_set", "variable")
     variable: str
@@ -209,8 +209,7 @@ def number_argument(
 def own_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the sorted names of variables `LEASEHOLD_...` that may be settings.
 
-    Kubernetes sets variables for each Service of the namespace; those of a Service `leasehold...`
-    are left out.
+    Those that Kubernetes sets for a Service `leasehold...` are left out.
     """
     names = (name for name in environ if name.startswith(PREFIX))
     return sorted(name for name in names if not _is_of_service(name, environ))
@@ -238,7 +237,7 @@ _OF_SERVICE = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_
 
 
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether Kubernetes sets the variable for a Service, which then has a SERVICE_HOST."""
+    """Kubernetes also sets a SERVICE_HOST for the Service."""
     match = _OF_SERVICE.fullmatch(name)
     return match is not None and f"{match[1]}_SERVICE_HOST" in environ
 

@@ -21,7 +21,7 @@ from shared.model.names import Namespace
 T = TypeVar("T")
 API_VERSION = "leasehold.dev/v1beta1"
 LONGEST_FAULT = 160
-"""Characters of a fault in a message: an unknown field may have any length."""
+"""An unknown field may have any length."""
 _NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
@@ -38,7 +38,7 @@ class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which decoders report with the path, if a rule does not hold."""
+        """Decoders report a ValueError with the path."""
         for rule in self.rules:
             if not rule.holds(self):
                 raise ValueError(rule.message)
@@ -150,7 +150,7 @@ class LatestSpecs(Generic[T]):
 def by_namespace(
     items: Iterable[object], kind: str, parse_spec: Callable[[Namespace, object], T]
 ) -> dict[Namespace, T]:
-    """Parse objects of one kind. Raises RequestError for another kind or a repeated name."""
+    """Raises RequestError for another kind or a repeated name."""
     specs: dict[Namespace, T] = {}
     for item in items:
         name, spec = _named_spec(item, kind)

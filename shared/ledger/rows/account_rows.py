@@ -56,8 +56,6 @@ class AccountWrite:
 
 
 class AccountKeys:
-    """The keys of accounts, beside those of the ledger of leases with this prefix."""
-
     def __init__(self, ledger_prefix: str) -> None:
         self.tenures = f"{ledger_prefix}tenures"
         self.prefix = prefix = f"{ledger_prefix.removesuffix(':')}-budget:"
@@ -76,7 +74,6 @@ class AccountKeys:
 def journal_write(
     keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange]
 ) -> AccountWrite:
-    """Write the changes that follow from entries of the journal, and move the cursor."""
     write = AccountWrite()
     for change in changes:
         name = change.namespace
@@ -126,7 +123,6 @@ def _entry_order(entry_id: str) -> tuple[int, int]:
 def update_write(
     keys: AccountKeys, update: AccountUpdate, *, kept_since_ms: int | None
 ) -> AccountWrite:
-    """Write one step of an account; delete entries and closed windows before `kept_since_ms`."""
     name = update.namespace
     write = AccountWrite(
         guards=[_revision_guard(keys, name, update.revision)],
@@ -204,7 +200,6 @@ def decode_charge_entry(id_: str, stored: str) -> ChargeEntry:
 
 
 def instant_of(entry_id: str) -> int:
-    """Return the instant in ms of a stream entry's ID."""
     return int(entry_id.partition("-")[0])
 
 

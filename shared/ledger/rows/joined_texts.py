@@ -11,7 +11,6 @@ _EMPTY = "\\e"
 
 
 def escaped(text: str) -> str:
-    """Return a text without separators; usually the text itself."""
     return text.translate(_ESCAPES) or _EMPTY
 
 
@@ -30,7 +29,6 @@ def _unescaped_part(part: str) -> str:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Return texts, each but the last before a line feed."""
     return "\n".join(map(escaped, texts))
 
 

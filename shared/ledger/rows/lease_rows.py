@@ -42,7 +42,7 @@ _GRANT_BYTES = 12
 _NUMBERS_BYTES = 80
 """At most, of `NumbersRecord` without grants."""
 _UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, *UNDECODABLE)
-"""Raised for numbers and texts beyond their bounds."""
+"""Of numbers and texts beyond their bounds."""
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -199,7 +199,6 @@ def _check_lease(size: int) -> None:
 def new_lease(
     wanted: Reservation, number: int, numbers: Iterator[int], now: float, expires_at: float
 ) -> Lease:
-    """Return the lease of candidate `number`, from its version, slots and fences."""
     candidate = wanted.candidates[number - 1]
     version = next(numbers)
     return Lease(
@@ -213,7 +212,6 @@ def new_lease(
 
 
 def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...]:
-    """Return shares with the slots and fences that `grants` has in turn."""
     return tuple(
         structs.replace(share, slot=None if slot == NO_SLOT else slot, fence=fence)
         for share, slot, fence in zip(shares, grants, grants, strict=False)
@@ -223,7 +221,7 @@ def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...
 def encode_leases(
     leases: Iterable[Lease],
 ) -> tuple[list[Lease], list[bytes], list[tuple[Lease, str]]]:
-    """Pack leases; return those that can be stored, packed, and the others with the reasons."""
+    """Return leases that can be stored, packed, and the others with the reasons."""
     packed = []
     values = []
     refused = []
@@ -243,7 +241,6 @@ def _reason(error: Exception) -> str:
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Pack a lease. Raises an error of `_UNENCODABLE` if a part is beyond its bounds."""
     numbers = NumbersRecord(
         state=lease.state,
         version=lease.version,

@@ -20,14 +20,13 @@ UNREADABLE = (
     AttributeError,
     OverflowError,
 )
-"""Raised when arbitrary bytes are decoded."""
 
 _SIZE = struct.Struct("<I")
 _decode_lengths = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
-    """Decode values, and leave out those that cannot be decoded."""
+    """Leave out values that cannot be decoded."""
     for value in values:
         try:
             decoded = decode(value)

@@ -26,7 +26,7 @@ _LATEST_S = 9_999_999_999.0
 def group_of(request: PodRequest) -> str:
     """Name the group of pods for which a node needs the same room at least.
 
-    The container that requests most decides; the others matter only to the placer. Written as
+    The container that requests most decides. Written as
     `gpus:units:percent:cores:sharing:slotted:mib:slots`.
     """
     needs = [_need(container) for container in request.containers if not container.init]
@@ -53,7 +53,7 @@ def rank_of(priority: int) -> str:
 
 
 def waiting_row(waiting: WaitingPod) -> WaitingRowRecord:
-    """Return a waiting pod as functions take it. Raises RequestError if it is too large."""
+    """Raises RequestError if the waiting pod is too large."""
     record = text((waiting.queued, waiting.refusal))
     check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
     return WaitingRowRecord(
@@ -95,7 +95,7 @@ def decode_queued(record: str) -> PodQueued:
 
 
 def _group(waiting: WaitingPod) -> str:
-    """Name the group; pods that a quota keeps waiting have groups of their own by namespace."""
+    """Pods that a quota keeps waiting have groups of their own by namespace."""
     by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
         return f"q:{by_need}|{waiting.refusal.quota}"

@@ -1,9 +1,9 @@
 """Quotas: the most that the live leases of a namespace may hold at one time; pure.
 
-A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
-larger of its parts of cores and memory, as budgets weigh it; a share without cores of its own
-counts as much of them as of the memory), with its MiB, and with the device as a card: two leases on
-one card hold one. The ledger counts the same way (`functions/common/quota.lua`).
+Per device, a lease counts with thousandths of its cores and of the device (the larger of its parts
+of cores and memory; without cores of its own, as many as of the memory), with its MiB, and with the
+device as a card: two leases on one card hold one. The ledger counts the same way
+(`functions/common/quota.lua`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,10 +28,9 @@ ALL_NAMESPACES = Namespace("*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Each None if there is none."""
+    """None if not limited."""
 
     cores_milli: Amount | None = None
-    """In thousandths of a device."""
     milli_gpu: Amount | None = None
     memory_mib: Amount | None = None
     cards: Amount | None = None
@@ -43,10 +42,9 @@ class Quota:
     limits: QuotaLimits = QuotaLimits()
     models: Annotated[tuple[tuple[LongText, QuotaLimits], ...], Meta(max_length=MOST_ENTRIES)] = ()
     only_models: bool = False
-    """The namespace may not use devices of other models."""
     model_label: KeyText = ""
-    """The node label whose value is the model's name; empty if the device's own name contains it,
-    whatever the letter case."""
+    """The node label with the model's name; empty if the device's own name contains it, in any
+    letter case."""
     pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Only nodes whose `pool_label` has one of these values, unless it is empty."""
     pool_label: KeyText = ""
@@ -58,11 +56,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaExcess:
-    """Why a quota refused one candidate."""
-
     measure: ShortText
     """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed;
-    `runTime`: the pod may run for longer, in seconds, than the quota allows."""
+    `runTime`, in seconds."""
     model: LongText = ""
     """Empty for all devices together."""
     limit: Amount = 0

@@ -29,21 +29,19 @@ from shared.model.names import Namespace, NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedDevice:
-    """A result of our driver in `status.allocation.devices.results`."""
-
     request: ContainerText
     device: KeyText
-    """Its name in the ResourceSlice: `device_name`."""
+    """Its name in the ResourceSlice."""
     share_id: ShortText = ""
     memory_mib: Amount | None = None
     """Consumed capacity, rounded up; None for the whole device, which no other claim can share."""
     cores_percent: Amount = 0
     interval: Interval | None = None
-    """The length of time slices for which its parameters ask, or None."""
+    """Of time slices, if its parameters name one."""
 
 
 Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]
-"""The most that Kubernetes allows (AllocationResultsMaxSize)."""
+"""AllocationResultsMaxSize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,6 @@ class AllocatedClaim:
     node: NodeName
     generation: GenerationText
     devices: Results
-    """What the lease covers; empty if the claim needs none."""
     admin_devices: Results = ()
     """For administrative access, which takes nothing, with a binding condition of ours."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
@@ -68,11 +65,8 @@ class AllocatedClaim:
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
     or empty."""
     lease: CopyText = ""
-    """The copy in `status.devices`, as read."""
     refusal: MessageText = ""
-    """Why its parameters cannot be met, or empty."""
     warning: MessageText = ""
-    """Which of its parameters have no effect, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

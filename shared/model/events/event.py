@@ -1,8 +1,7 @@
 """The base of all events: facts that one service publishes to others; pure.
 
-`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
-added; any other change is a new class with a new version. Work is delivered at least once to one
-replica of the service that handles it. Broadcasts and copies may be lost.
+`subject` is `<noun>.<participle>.v<n>`. A field with a default may be added; any other change is a
+new class with a new version.
 """
 
 import re
@@ -22,7 +21,7 @@ _TRACEPARENT = re.compile(
 
 class Delivery(StrEnum):
     WORK = "work"
-    """Kept by its sender until one replica has handled it."""
+    """Kept by its sender until one replica has handled it; delivered at least once."""
     BROADCAST = "broadcast"
     """Delivered to the subscribers that are connected now."""
     COPY = "copy"
@@ -34,15 +33,12 @@ EVENTS: dict[str, type["Event"]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message on the bus.
-
-    For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`.
-    """
+    """For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`."""
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
     is_of_agent: ClassVar[bool] = False
-    """Only node agents publish it: NATS has authenticated the node in its subject as its sender."""
+    """NATS has authenticated the node in its subject as its sender."""
 
     def __init_subclass__(
         cls, *, subject: str = "", delivery: Delivery | None = None, is_of_agent: bool = False
@@ -92,5 +88,4 @@ def is_work(kind: type[Event]) -> bool:
 
 
 def is_traceparent(text: str) -> bool:
-    """Return whether a text is a `traceparent` (https://www.w3.org/TR/trace-context/)."""
     return _TRACEPARENT.fullmatch(text) is not None

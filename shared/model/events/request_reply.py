@@ -39,10 +39,9 @@ PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRequest(NodeEvent, subject="leases.request.v1", is_of_agent=True):
-    """A node agent requests the leases of its node; any binder replies."""
+    """Any binder replies."""
 
     pods: PodsOfNode = ()
-    """Only of these pods, unless it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class LeasesReply(Event, subject="leases.reply.v1"):
 class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_agent=True):
     """A node agent requests the lease of a ResourceClaim that the kubelet prepares.
 
-    The lease is written again if the ledger has lost it. The reply is a `LeasesReply`.
+    The ledger writes it again if it was lost. The reply is a `LeasesReply`.
     """
 
     claim: LeaseHolder
@@ -62,7 +61,7 @@ class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(NodeEvent, subject="bind.request.v1"):
-    """A binder requests whether these pods may be bound to the agent's node now."""
+    """A binder requests whether pods may be bound to the agent's node now."""
 
     leases: tuple[Lease, ...]
 
@@ -85,15 +84,12 @@ class BindReply(Event, subject="bind.reply.v1"):
     refusals: Annotated[Mapping[PodUid, MessageText], Meta(max_length=MOST_ALLOCATIONS)] = field(
         default_factory=dict
     )
-    """More deferred pods: the agent's records contradict their leases; each with the reason."""
+    """More deferred pods: the agent's records contradict their leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(NodeEvent, subject="termination.request.v1"):
-    """A binder requests whether the last container of a pod has terminated.
-
-    `pod` and `more_pods` may be uids of ResourceClaims: is the claim not prepared?
-    """
+    """Has a pod's last container terminated? For the uid of a claim: is it not prepared?"""
 
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
@@ -104,7 +100,6 @@ class TerminationRequest(NodeEvent, subject="termination.request.v1"):
 class TerminationReply(Event, subject="termination.reply.v1"):
     terminated: bool
     terminated_pods: PodsOfNode = ()
-    """Of `more_pods`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +107,11 @@ class SlicesRequest(NodeEvent, subject="slices.request.v1"):
     """A binder has a node agent write ResourceSlices by the ledger's current leases.
 
     Sent before a claim is refused, so that the scheduler does not allocate the same share again.
-    The agent requests its leases anew, and replies once the API server has its slices.
+    The agent replies once the API server has its slices.
     """
 
     renewed: bool = False
-    """They are written even if nothing in them has changed, on which kube-scheduler tries pods with
+    """They are written even if nothing has changed, so that kube-scheduler tries pods with
     ResourceClaims again."""
 
 
@@ -147,9 +142,8 @@ class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
 class LimitsRequest(NodeEvent, subject="limits.request.v1"):
     """A binder has a node agent apply the limits of a lease to running containers.
 
-    Without `resize_id`, `lease` is the lease in the ledger. With it, `lease` is a smaller size that
-    the lease may get: its limits hold until the lease changes, the resize is `finished`, or has
-    timed out.
+    With `resize_id`, `lease` is a smaller size that the lease may get: its limits hold until the
+    lease changes, or the resize is `finished` or has timed out.
     """
 
     lease: Lease
@@ -170,7 +164,6 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     """The size that `container` keeps, as other pods have been given the rest of its device."""
 
     def resize_back(self, pod: PodUid) -> "ResizeRequest | None":
-        """Return the request for the size that the container keeps, or None if it is its own."""
         if self.kept is None:
             return None
         return ResizeRequest(
@@ -183,13 +176,12 @@ class LimitsReply(Event, subject="limits.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRequest(NodeEvent, subject="usage.request.v1"):
-    """A service requests the measured usage of a node's leased shares from its agent."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReply(Event, subject="usage.reply.v1"):
     measured_at: Seconds
-    """Of the latest scan, or 0."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
 
@@ -199,19 +191,16 @@ ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageRepl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRequest(Event, subject="resize.request.v1"):
-    """An administrator requests another size for the shares of a running container."""
-
     pod: PodUid
     container: ContainerText = ""
     """Empty for the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
     actor: NameText = ""
-    """Name of the user, as the API authenticated it."""
+    """The user, as the API authenticated it."""
 
     @classmethod
     def of_waiting(cls, pod: PodUid, size: WaitingSize) -> "ResizeRequest":
-        """Return the request for the smaller size that a lease waits for."""
         return cls(
             pod=pod,
             container=size.container,
@@ -262,8 +251,6 @@ class PodBindingReply(Event, subject="pod_binding.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest(Event, subject="preemption_plan.request.v1"):
-    """A user, who may see all namespaces, requests the preemption that a planner would plan."""
-
     pod: PodUid
     min_runtime_s: Seconds | None = None
 

@@ -36,7 +36,6 @@ class PreemptionStage(StrEnum):
     """Victims know the time of their eviction."""
     EVICTING = "evicting"
     HANDED = "handed"
-    """The preemptor pod has its lease."""
 
 
 TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
@@ -53,7 +52,6 @@ class EvictionOutcome(StrEnum):
     GONE = "gone"
     """The pod no longer exists, or another pod has its name."""
     BLOCKED = "blocked"
-    """A PodDisruptionBudget forbids it now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +74,10 @@ class Victim:
 
     @property
     def leases(self) -> tuple[PodUid, ...]:
-        """UIDs of what holds the leases that end."""
         return self.claims or (self.pod,)
 
 
 def devices_of(wanted: Iterable[Reservation]) -> frozenset[DeviceUuid]:
-    """Return the devices of each pod's first candidate."""
     shares = (share for reservation in wanted for share in reservation.candidates[0].shares)
     return frozenset(share.device for share in shares)
 
@@ -100,8 +96,8 @@ class Preemption:
     """Leases that end early, for a waiting pod or because of a budget's policy."""
 
     id: str
-    """UID of the preemptor pod, or name of the gang, which has one at a time; or `policy:` or
-    `violation:` and the victim's UID."""
+    """UID of the preemptor pod, or name of the gang; or `policy:` or `violation:` and the victim's
+    UID."""
     victims: tuple[Victim, ...]
     wanted: tuple[Reservation, ...] = ()
     """Of the preemptor pod, or of all pods of the gang that start together; of a `claiming` pod,
@@ -117,7 +113,6 @@ class Preemption:
     """Not before; 0 until the victims are announced."""
     expires_at: float = 0.0
     notice_s: float = 0.0
-    """From the announcement to the eviction."""
     reason: str = ""
     cancelled: str = ""
     """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
@@ -173,7 +168,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRecord:
-    """A journal entry: the evicted pod, the budget that caused it, and the pod that benefits."""
+    """The evicted pod, the budget that caused it, and the pod that benefits."""
 
     at: float
     preemption: str
@@ -199,7 +194,6 @@ class StoredPreemption:
     preemption: Preemption
     version: int
     claimed: bool
-    """Whether the ledger still reserves the devices of all its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +203,7 @@ class EndingLease:
     name: str
     ends_at: float
     enforced: bool
-    """Whether it ends by then at the latest; else it is expected to."""
+    """It ends by then at the latest; else it is expected to."""
 
 
 def start_text(ends: Sequence[EndingLease], last: str) -> str:
@@ -234,8 +228,6 @@ class PromiseOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedPromise:
-    """A journal entry: how the promised start of a pod or a gang has ended."""
-
     at: float
     namespace: Namespace
     outcome: PromiseOutcome
@@ -247,7 +239,6 @@ class StoredStart:
     """The planned start of a waiting pod, or of a gang: its devices are claimed until then."""
 
     id: str
-    """UID of the pod, or name of the gang."""
     wanted: tuple[Reservation, ...]
     at_once: tuple[Mapping[str, int], ...]
     """How much of each pod's ordinary resources is claimed from the start; the rest is freed by the
@@ -274,7 +265,6 @@ class StoredStart:
         return self.wanted[0].namespace
 
     def ended(self, outcome: PromiseOutcome, now: float) -> EndedPromise | None:
-        """Return the journal's entry, or None if it was no promise."""
         if not self.enforced:
             return None
         return EndedPromise(
@@ -285,7 +275,6 @@ class StoredStart:
         )
 
     def name_of(self, lease: EndingLease) -> str:
-        """Return how Events of its pods name another one."""
         return name_in(self.namespace, lease.namespace, lease.name)
 
     @property
@@ -298,13 +287,10 @@ class StoredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionState:
-    """All stored preemptions, planned starts, evictions and budget states."""
-
     open: tuple[StoredPreemption, ...] = ()
     starts: tuple[StoredStart, ...] = ()
     evictions: tuple[EvictionRecord, ...] = ()
     budgets: Mapping[Namespace, BudgetChanged] | None = None
-    """As published last."""
 
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
         return (self.budgets or {}).get(namespace)
@@ -313,10 +299,8 @@ class PreemptionState:
         return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)
 
     def preemption_for(self, pod: PodUid) -> Preemption | None:
-        """Return the preemption in progress for a pod or its gang, or None if there is none."""
         preemptions = (read.preemption for read in self.open)
         return next((own for own in preemptions if pod in own.pods), None)
 
     def preemptors(self) -> frozenset[PodUid]:
-        """Return the pods for which others are preempted."""
         return frozenset(pod for read in self.open for pod in read.preemption.pods)

@@ -2,7 +2,7 @@
 
 A pod that reserves a port on all addresses of a node takes all of the port's resource. On a single
 address it takes one part of it, and all of a resource of that address. So two pods conflict as for
-kube-scheduler: on the same address, or if one of them takes all addresses.
+kube-scheduler.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,6 @@ TOO_MANY = f"{HOST_PORT_PREFIX}*"
 ALL_ADDRESSES = frozenset({"", "0.0.0.0"})  # noqa: S104 - as pods write it
 
 MOST_IN_USE = 128
-"""Resources for ports of one node that are counted."""
 
 HostPorts = tuple[tuple[str, int], ...]
 
@@ -38,7 +37,6 @@ def host_ports(ports: Iterable[tuple[str, int, str]]) -> HostPorts:
 
 
 def ports_in_use(used: Mapping[str, int]) -> dict[str, int]:
-    """Return the ports among resources in use, or `TOO_MANY`."""
     ports = {
         name: amount
         for name, amount in used.items()

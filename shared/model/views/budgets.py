@@ -80,7 +80,6 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     namespace: Namespace = Namespace("")
     owner: str = ""
-    """Kind and name of the controller, or of the pod."""
     pod: PodUid = PodUid("")
     name: str = ""
     shares: int
@@ -88,7 +87,7 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The larger part of a device's cores or memory, added up."""
     memory_mib: int
     gpu_hours: float
-    """The amount times the hours since the last use."""
+    """Since the last use."""
     mib_hours: float
     idle_since: float
 
