@@ -21,7 +21,6 @@ from shared.model.names import Namespace
 
 EVERYTHING = "*"
 VIEWER_COOKIE = "leasehold_token"
-"""With a viewer's token, for where no Authorization header arrives."""
 AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
 """How long a review by the API server is cached."""
@@ -29,10 +28,9 @@ MAX_CACHED = 10_000
 ACCEPTED_S = 900.0
 """For this time after it was accepted, a token is reviewed again whatever others send."""
 UNKNOWN_TOKENS = 40
-"""That are reviewed in a second."""
+"""Reviewed in a second."""
 MAX_IN_FLIGHT = 16
 MAX_IN_FLIGHT_OF_ONE = 8
-"""Of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -43,7 +41,7 @@ class AccessDeniedError(RequestError):
 
 
 def bearer_token(header: str) -> str:
-    """Return the token of an Authorization header, or an empty text.
+    """Return "" without a token.
 
     >>> bearer_token("Bearer abc")
     'abc'
@@ -59,16 +57,14 @@ class Viewer(Protocol):
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return which of the namespaces it may see, or None for all."""
+        """Return None for all."""
         ...
 
     async def may_grant(self, namespace: Namespace) -> bool: ...
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool: ...
 
-    async def may_list_events(self, namespace: Namespace) -> bool:
-        """Of a namespace that it may see."""
-        ...
+    async def may_list_events(self, namespace: Namespace) -> bool: ...
 
 
 class Authenticator(Protocol):
@@ -76,20 +72,17 @@ class Authenticator(Protocol):
     def is_anonymous(self) -> bool: ...
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Return the client with this token, or None if it is unknown.
+        """Return None if the token is unknown.
 
-        Raises UnavailableError if too many unknown tokens come, in all or from its address.
+        Raises UnavailableError if too many unknown tokens come.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScopedViewer:
-    """`*` in `scopes` is all namespaces."""
-
     scopes: frozenset[str]
     changes: bool = False
-    """It may create grants and resize pods."""
 
     @property
     def name(self) -> str:
@@ -114,10 +107,9 @@ class ScopedViewer:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousAuthenticator:
-    """Permits every client to see everything, and to change nothing; for loopback addresses."""
+    """For loopback addresses: every client sees everything, and changes nothing."""
 
     of_tokens: Authenticator | None = None
-    """For clients that send a token."""
     is_anonymous: bool = True
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
@@ -128,8 +120,6 @@ class AnonymousAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Each token is for a namespace or, with `*`, for all."""
-
     tokens: tuple[tuple[bytes, str], ...]
     is_anonymous: bool = False
 
@@ -159,8 +149,6 @@ def load_tokens(path: Path) -> TokenAuthenticator:
 
 
 class KubernetesAuthenticator:
-    """Authenticates with TokenReview and authorizes with SubjectAccessReview."""
-
     is_anonymous = False
 
     def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
@@ -241,7 +229,6 @@ class KubernetesViewer:
         return await self.authenticator.may(self.user, verb="create", name=namespace, **of_grants)
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """As the API server requires it for `patch pods/resize`."""
         return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
 
     async def may_list_events(self, namespace: Namespace) -> bool:
@@ -262,10 +249,7 @@ class KubernetesViewer:
 
 
 def make_token(path: Path, log: Callable[[str], None]) -> None:
-    """Write a file with a token for all namespaces, unless it exists.
-
-    Raises RequestError if it cannot be written.
-    """
+    """Write a token unless the file exists. Raises RequestError if it cannot be written."""
     if path.exists():
         return
     try:
@@ -282,7 +266,7 @@ def make_token(path: Path, log: Callable[[str], None]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `HOST:PORT`, or a host without a port, is a loopback address.
+    """Accept `HOST:PORT`, or a host without a port.
 
     >>> is_loopback("127.0.0.1:8080"), is_loopback("0.0.0.0:8080")
     (True, False)

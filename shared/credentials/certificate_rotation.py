@@ -1,7 +1,7 @@
 """Rotation of a serving certificate: created at the first start, renewed halfway through its life.
 
-A new CA is published one refresh before its certificate is used, since clients read it with a
-delay, and the previous CA stays trusted: no call fails while replicas change one after the other.
+A new CA is published one refresh before its certificate is used, and the previous CA stays trusted:
+no call fails while replicas change one after the other.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ PAUSE_S = 1.0
 
 
 class ServingCertificate:
-    """`context` is for new connections."""
-
     def __init__(
         self,
         store: CertificateStore,
@@ -45,7 +43,6 @@ class ServingCertificate:
     ) -> None:
         self.store = store
         self.trust = trust
-        """Publishes CA certificates (PEM) to clients, unless they know the authority."""
         self.names = tuple(names)
         self.now = now
         self.client_ca = client_ca
@@ -75,7 +72,6 @@ class ServingCertificate:
 
     @property
     def expires_at(self) -> float:
-        """In Unix seconds; 0 without a certificate."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:
@@ -94,7 +90,7 @@ class ServingCertificate:
             await asyncio.to_thread(self._use, stored)
 
     def _must_wait(self, stored: CertificateBundle, now: datetime) -> bool:
-        """Return whether clients may not have the new CA yet: the current certificate stays."""
+        """Return whether clients may not have the new CA yet."""
         published, self._next = self._next, stored
         current = self.bundle
         if current is None or not is_valid(current, now):

@@ -25,7 +25,6 @@ class CertificateBundle:
     key: bytes
     authority: bytes
     previous: bytes = b""
-    """The CA of the previous certificate, which another replica may still use."""
 
     @property
     def trusted(self) -> bytes:
@@ -46,13 +45,13 @@ def make(
 
 
 def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
-    """Raises RequestError if the certificate is invalid data."""
+    """Raises RequestError."""
     certificate = certificates.load(bundle.certificate)
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def ends_at(bundle: CertificateBundle) -> float:
-    """In Unix seconds."""
+    """Return Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()
 
 
@@ -71,7 +70,7 @@ class CertificateStore(Protocol):
         ...
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the bundle if `after` is still stored; return whether it was written."""
+        """Return False, with nothing written, if `after` is not stored any more."""
         ...
 
 
@@ -129,7 +128,6 @@ class SecretStore:
         return CertificateBundle(**{part: data.get(name, b"") for part, name in FILES.items()})
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Create the Secret, or update the one that was read last."""
         data = {name: getattr(bundle, part) for part, name in FILES.items()}
         try:
             if self._version is None:

@@ -22,10 +22,7 @@ def server_context() -> ssl.SSLContext:
 
 
 def require_clients(context: ssl.SSLContext, authorities: str) -> None:
-    """Require clients to present a certificate of one of these authorities (PEM).
-
-    Raises RequestError if there is no valid one.
-    """
+    """Raises RequestError if no authority (PEM) is valid."""
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cadata=authorities)

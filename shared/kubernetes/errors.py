@@ -49,8 +49,6 @@ class ErrorResponse:
 
 
 class KubernetesError(LeaseholdError):
-    """`response` has the details."""
-
     advice = ""
 
     def __init__(self, response: ErrorResponse) -> None:
@@ -59,7 +57,7 @@ class KubernetesError(LeaseholdError):
 
 
 class RequestRejectedError(KubernetesError, RequestError):
-    """The API server will never accept this request."""
+    pass
 
 
 class UnauthorizedError(RequestRejectedError):
@@ -82,7 +80,7 @@ class NotFoundError(RequestRejectedError):
 
 
 class InvalidError(RequestRejectedError):
-    """The object breaks a rule of its schema."""
+    pass
 
 
 class KubernetesConflictError(KubernetesError, ConflictError):
@@ -98,7 +96,7 @@ class OverloadedError(KubernetesError, UnavailableError):
 
 
 class EvictionBlockedError(OverloadedError):
-    """A PodDisruptionBudget does not allow this eviction at the moment."""
+    pass
 
 
 class UnreachableError(UnavailableError):
@@ -112,7 +110,7 @@ class UnreachableError(UnavailableError):
 
 
 class UnexpectedResponseError(RequestError):
-    """The response is JSON of an unexpected shape."""
+    """JSON of an unexpected shape."""
 
 
 def is_throttled(error: LeaseholdError) -> bool:
@@ -134,7 +132,7 @@ BY_CODE: Mapping[int, type[KubernetesError]] = {
 def parse_error(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
 ) -> KubernetesError:
-    """Return the error of a response: from the API server's Status, or from a proxy's text.
+    """Read the API server's Status, or a proxy's text.
 
     >>> str(parse_error("GET", "/api/v1/nodes/n1", 404, b"no such page"))
     'GET /api/v1/nodes/n1 failed: 404: no such page'
@@ -152,10 +150,10 @@ def parse_error(
 def error_of(
     method: str, path: str, status: Status, *, retry_after_s: float | None = None
 ) -> KubernetesError:
-    """Return the error of a Status; a Retry-After header has precedence over the Status.
+    """A Retry-After header has precedence over the Status.
 
-    A version from the future counts as expired: the store was restored or emptied, and the client
-    must list again.
+    A version from the future counts as expired: the store was restored, and the client must list
+    again.
     """
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:

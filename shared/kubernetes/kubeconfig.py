@@ -25,12 +25,10 @@ MAX_RUN_S = 300.0
 
 
 class ExecPluginError(RequestError):
-    """The plugin cannot be run, or its output is not a credential."""
+    pass
 
 
 class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A bearer token, a client certificate with its key, or both."""
-
     token: str = ""
     client_certificate_data: str = ""
     client_key_data: str = ""
@@ -46,7 +44,6 @@ class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecPlugin:
     command: str
-    """A name on PATH, or a path."""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     api_version: str = API_VERSIONS[0]
@@ -56,9 +53,9 @@ class ExecPlugin:
     """For plugins with `provideClusterInfo`."""
 
     def run(self) -> ExecCredentialStatus:
-        """Run the command and return its credential. Raises ExecPluginError.
+        """Raises ExecPluginError.
 
-        Its standard error is shown, and it may read the terminal unless the mode is Never.
+        Standard error is shown, and the terminal may be read unless the mode is Never.
         """
         is_interactive = self.interactive_mode != "Never" and sys.stdin.isatty()
         if self.interactive_mode == "Always" and not is_interactive:
@@ -114,7 +111,7 @@ class ExecPlugin:
 
 
 def resolve_command(command: str, folder: Path) -> str:
-    """Return the command; a relative path is relative to the kubeconfig's folder.
+    """A relative path is relative to the kubeconfig's folder.
 
     >>> resolve_command("bin/login", Path("/home/u/.kube"))
     '/home/u/.kube/bin/login'
@@ -145,7 +142,7 @@ class ClusterCredentials:
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
-    """Read again while running, since in-cluster tokens rotate."""
+    """In-cluster tokens rotate."""
     exec_plugin: ExecPlugin | None = field(default=None, repr=False)
     """Used for what the fields above do not contain."""
     tls_server_name: str | None = None
@@ -153,12 +150,9 @@ class ClusterCredentials:
 
 
 NO_KUBECONFIG = "no kubeconfig"
-"""The place of an error without a file."""
 
 
 class KubeconfigError(RequestError):
-    """The kubeconfig is missing, unreadable, or uses an unsupported feature."""
-
     def __init__(self, where: str, what: str, next_step: str) -> None:
         super().__init__(f"{where}: {what}. {next_step}")
         self.where = where
@@ -188,7 +182,6 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Python's ssl needs a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()
@@ -207,7 +200,7 @@ def load_credentials(
 
     In this order: `kubeconfig`; the first existing file of `$KUBECONFIG` (that has the context, if
     one is given); the pod's service account, without a context; `~/.kube/config`. Raises
-    KubeconfigError naming every place tried if none applies.
+    KubeconfigError if none applies.
     """
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context=context)
@@ -252,7 +245,7 @@ def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCred
 
 
 def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredentials:
-    """Read a context of a file; relative paths are relative to the file."""
+    """Relative paths are relative to the file."""
     config = _load(path)
     name = context or config.text("current-context")
     if not name:
@@ -375,7 +368,7 @@ class _Section:
         return _Section(self.path, title, _mapping(self.path, title, self.fields.get(key)))
 
     def pem(self, key: str) -> str | None:
-        """Return `<key>-data` decoded, else the content of the file `<key>`, or None."""
+        """Read `<key>-data`, else the file `<key>`, if any."""
         data = self.text(f"{key}-data")
         if data is not None:
             try:

@@ -24,7 +24,6 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""The path of the template in each kind that creates pods."""
 _SMALL = {kind.lower(): kind for kind in ("Pod", *TEMPLATES)}
 
 
@@ -34,20 +33,16 @@ class ManifestPod:
     """Such as `Deployment web`."""
     pod: ApiPod
     template: Mapping[str, Any] = field(default_factory=dict)
-    """The pod as it is written: metadata and spec."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The object in which it is written."""
     path: tuple[str, ...] = ()
-    """Of the template in an object of Kubernetes' own kinds; empty of a pod and of others."""
+    """Empty of a pod and of kinds that are not Kubernetes' own."""
     replicas: int = 1
-    """How many such pods run at once."""
 
 
 def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
-    Raises RequestError, naming the document, for text that is not a manifest, or has no pods where
-    it needs some.
+    Raises RequestError for text that is not a manifest, or has no pods where it needs some.
 
     >>> text = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}"
     >>> [pod.origin for pod in pods_in(text, "pod.yaml")]
@@ -74,7 +69,7 @@ def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[Manifest
 
 
 def _check_size(documents: Any, source: str) -> None:
-    """Raise RequestError for a text whose aliases make it large, or contain themselves."""
+    """Refuse documents that aliases make large, or that contain themselves."""
     left = [documents]
     size = 0
     while left:
@@ -125,9 +120,9 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
 
 
 def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Yield path, template and number of the pods in a kind of another project.
+    """Find templates in kinds of other projects.
 
-    There are as many as the `replicas` and `parallelism` on the path multiply to.
+    There are as many pods as the `replicas` and `parallelism` on the path multiply to.
     """
     left: list[tuple[str, Any, Any, int]] = [("", document, None, 1)]
     while left:
@@ -156,7 +151,6 @@ def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _has_containers(value: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is the spec of a pod: its containers have names."""
     containers = value.get("containers")
     return isinstance(containers, list) and any(
         isinstance(container, dict) and "name" in container for container in containers
@@ -164,7 +158,6 @@ def _has_containers(value: Mapping[str, Any]) -> bool:
 
 
 def _replicas(scale: Any, where: str) -> int:
-    """Return `replicas`, or of a Job `parallelism`; by default 1."""
     values = scale if isinstance(scale, dict) else {}
     count = values.get("replicas", values.get("parallelism", 1))
     if not isinstance(count, int) or count < 0:
@@ -209,7 +202,7 @@ _KINDS = {
 
 
 def _plain(error: str) -> str:
-    """Return in the words of YAML what a value of the wrong kind is."""
+    """Translate an error into the words of YAML."""
     fault = _KIND_FAULT.fullmatch(error)
     if fault is None:
         return error
@@ -222,7 +215,7 @@ def _plain(error: str) -> str:
 
 
 def _check_texts(pod: Mapping[str, Any], where: str) -> None:
-    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else."""
+    """Raise RequestError for what must be text, and YAML reads as something else."""
     for place, texts in (
         ("annotation", pod["metadata"].get("annotations")),
         ("label", pod["metadata"].get("labels")),

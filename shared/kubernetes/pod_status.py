@@ -73,7 +73,7 @@ class EventSeries(Struct, rename="camel"):
 
 
 class PodEvent(Struct, rename="camel"):
-    """Of `v1`, written by a client of `v1` or of `events.k8s.io`."""
+    """Written by a client of `v1` or of `events.k8s.io`."""
 
     type: str = ""
     reason: str = ""

@@ -31,7 +31,6 @@ class ApiServerReachability:
         self._client = client
         self._clock = clock
         self._responded_at: float | None = None
-        """By the clock's ticks."""
         self._failure = "no response yet"
 
     @classmethod
@@ -60,7 +59,7 @@ class ApiServerReachability:
             await self._clock.sleep(pause_s)
 
     async def _request(self) -> None:
-        """A missing permission for the request does not make the API server unusable."""
+        """A missing permission does not make the API server unusable."""
         async with asyncio.timeout(RESPONSE_S):
             try:
                 await self._client.read(PATH)

@@ -22,7 +22,7 @@ from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 
 FROM_CLASS = "FromClass"
-"""The source of parameters that an administrator has written into the DeviceClass."""
+"""Parameters in the DeviceClass."""
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
 CLASSES_PATH = "/apis/resource.k8s.io/v1/deviceclasses"
 _OUR_DRIVER = re.compile(f"""['"]{re.escape(DRIVER)}['"]""")
@@ -46,8 +46,6 @@ class OpaqueDeviceConfiguration(Struct, frozen=True):
 
 
 class DeviceAllocationConfiguration(Struct, frozen=True):
-    """Of a claim or its class, for all its requests if none is named."""
-
     source: str = ""
     requests: tuple[str, ...] = ()
     opaque: OpaqueDeviceConfiguration | None = None
@@ -58,8 +56,6 @@ class RequestedCapacity(Struct, frozen=True):
 
 
 class RequestedDevice(Struct, frozen=True, rename="camel"):
-    """A request, or one of the choices of a prioritized list."""
-
     name: str = ""
     device_class_name: str = ""
     capacity: RequestedCapacity | None = None
@@ -76,7 +72,7 @@ class ClaimedDevices(Struct, frozen=True):
     config: tuple[DeviceAllocationConfiguration, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[str, RequestedDevice]]:
-        """Yield each device with the name of its request, as an allocation has it."""
+        """Yield devices with the names of their requests, as an allocation has them."""
         for request in self.requests:
             if request.exactly is not None:
                 yield request.name, request.exactly
@@ -132,7 +128,6 @@ class DeviceSelector(Struct, frozen=True):
 
 class DeviceClassSpec(Struct, frozen=True, rename="camel"):
     extended_resource_name: str = ""
-    """That the class satisfies."""
     selectors: tuple[DeviceSelector, ...] = ()
 
 
@@ -214,7 +209,6 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
 class _Parameters(NamedTuple):
     devices: tuple[AllocatedDevice, ...]
     refusal: str = ""
-    """Why they cannot be met."""
     warning: str = ""
 
 

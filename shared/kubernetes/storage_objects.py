@@ -35,7 +35,7 @@ class ApiVolumeClaim(Struct, frozen=True, gc=False):
 
 
 class ClaimReference(Struct, frozen=True, gc=False):
-    """The claim that a volume is bound to, or reserved for; then perhaps without its UID."""
+    """If a volume is reserved for the claim, perhaps without its UID."""
 
     namespace: str = ""
     name: str = ""
@@ -85,8 +85,6 @@ class TopologyRequirement(Struct, frozen=True, gc=False):
 
 
 class TopologyTerm(Struct, frozen=True, rename="camel", gc=False):
-    """All of its requirements must hold."""
-
     match_label_expressions: tuple[TopologyRequirement, ...] = ()
 
 
@@ -130,7 +128,5 @@ class CsiNodeSpec(Struct, frozen=True, gc=False):
 
 
 class ApiCsiNode(Struct, frozen=True, gc=False):
-    """It has the name of its node."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: CsiNodeSpec = CsiNodeSpec()

@@ -1,8 +1,7 @@
 """Objects of the API server, the fields that we read; every field has a default; pure.
 
-Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2). Fields
-of a pod that the watcher does not need are in `full_pods`: decoding them would cost CPU time for
-each event of a watch.
+Quantities stay as written. Fields of a pod that the watcher does not need are in `full_pods`:
+decoding them would cost CPU time for each event of a watch.
 """
 
 from datetime import datetime
@@ -37,8 +36,6 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ManagedFields(Struct, frozen=True, gc=False):
-    """The fields of an object that a program wrote last."""
-
     manager: str = ""
     fields_v1: dict[str, Any] | None = field(default=None, name="fieldsV1")
 
@@ -47,10 +44,7 @@ class NodeMeta(ObjectMeta, frozen=True, rename="camel", gc=False):
     managed_fields: tuple[ManagedFields, ...] = ()
 
     def manager_of(self, *path: str) -> str:
-        """Return which program wrote a field last, or an empty text if that is not recorded.
-
-        For example, `manager_of("spec", "unschedulable")` of a cordoned node is `kubectl-cordon`.
-        """
+        """Return which program wrote a field last, or "" if that is not recorded."""
         for entry in self.managed_fields:
             fields: Any = entry.fields_v1
             for key in path:
@@ -71,7 +65,6 @@ class RawObject(Struct, frozen=True, gc=False):
     spec: Any = None
     status: Any = None
     data: dict[str, str] | None = None
-    """Of a ConfigMap."""
 
 
 class ApiSecret(Struct, frozen=True, gc=False):
@@ -98,7 +91,7 @@ class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class LabelSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """All of its labels and requirements must match; an empty selector matches everything."""
+    """An empty selector matches everything."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[SelectorRequirement, ...] = ()
@@ -167,16 +160,12 @@ class Resources(Struct, frozen=True, gc=False):
 
 
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
-    """`host_port` 0 reserves none on the node."""
-
     host_port: int = 0
     protocol: str = "TCP"
     host_ip: str = field(name="hostIP", default="")
 
 
 class RestartRule(Struct, frozen=True, gc=False):
-    """Of a container's `restartPolicyRules[]` only the action."""
-
     action: str = ""
 
 
@@ -238,10 +227,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
-    """A ResourceClaim by its name in the pod and the name of the object.
-
-    A claim from a template has the latter only in the status, if the template needed one.
-    """
+    """A claim from a template has the object's name only in the status."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -302,11 +288,11 @@ class ContainerState(Struct, frozen=True, gc=False):
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
-    """With its resources while it runs: a resize changes them later."""
+    """Resources only while it runs: a resize changes them later."""
 
     name: str = ""
     container_id: str = field(name="containerID", default="")
-    """Such as `containerd://0123...`; empty before the container is created."""
+    """Empty before the container is created."""
     state: ContainerState = ContainerState()
     resources: Resources | None = None
     allocated_resources: Quantities = {}
@@ -347,8 +333,6 @@ class PodName(Struct, frozen=True, gc=False):
 
 
 class PodOutline(Struct, frozen=True, gc=False):
-    """The fields that no invalid other field prevents from being decoded."""
-
     metadata: PodName = PodName()
     spec: PodPlace = PodPlace()
     status: PodPhase = PodPhase()
@@ -473,8 +457,6 @@ class SchedulingConstraints(Struct, frozen=True, forbid_unknown_fields=True, gc=
 
 
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
-    """Of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
-
     min_member: int = 1
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
     scheduling_constraints: dict[str, object] | None = None

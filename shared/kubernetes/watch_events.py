@@ -20,17 +20,12 @@ R = TypeVar("R", bound=KubernetesObject)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """`kind` is ADDED, MODIFIED or DELETED."""
-
     item: R = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """The resource version that the watch has reached, in an otherwise empty object.
-
-    A bookmark of pods has no containers, so it is never decoded as a Pod.
-    """
+    """A bookmark of pods has no containers, so it is never decoded as a Pod."""
 
     resource_version: str
 
@@ -55,7 +50,7 @@ class UnreadableLineError(UnavailableError):
 
 
 class LineSplitter:
-    r"""Splits a stream into lines; an incomplete last line is buffered.
+    r"""An incomplete last line is buffered.
 
     >>> lines = LineSplitter()
     >>> lines.feed(b'{"type":"ADDED"}\n{"ty'), lines.feed(b'pe":"DELETED"}\n')
@@ -68,7 +63,7 @@ class LineSplitter:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines. Raises UnreadableLineError above the size limit."""
+        """Raises UnreadableLineError above the size limit."""
         first, *others = chunk.split(b"\n")
         self._held.append(first)
         self._held_bytes += len(first)

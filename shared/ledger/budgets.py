@@ -1,8 +1,7 @@
 """Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-A write does nothing if the revision of the account, or the cursor of the journal, is not the one
-that the caller read: any number of timekeepers may run, crash and retry. All methods raise
-UnavailableError when the server does not respond.
+A write does nothing if what it was decided on has changed: any number of timekeepers may run, crash
+and retry. All methods raise UnavailableError when the server does not respond.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -55,7 +54,7 @@ class Budgets(LedgerPart):
     # The journal of tenures
 
     async def unread_journal(self, most: int = 200, *, reader: str = "journal") -> Journal:
-        """Read the changes of leases after the cursor of a reader: `journal` or `cost`.
+        """Read after the cursor of a reader: `journal` or `cost`.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
@@ -82,10 +81,7 @@ class Budgets(LedgerPart):
         )
 
     async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Write the changes, and move the cursor.
-
-        Returns False, with nothing written, if another caller has moved it.
-        """
+        """Return False, with nothing written, if another caller has moved the cursor."""
         return await self._write(journal_write(self._keys, journal, changes))
 
     # Costs
@@ -107,7 +103,7 @@ class Budgets(LedgerPart):
         return list(readable(int, await self._read("cost_hours")))
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
-        """Record hours and move the cursor; return False, without effect, if it has moved."""
+        """Return False, with nothing written, if another caller has moved the cursor."""
         return await self._write(cost_write(self._keys, journal, before, after))
 
     # Accounts
@@ -134,10 +130,7 @@ class Budgets(LedgerPart):
         return discarded
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts with their open windows, and all windows since the given instant in ms.
-
-        An unknown namespace gets an empty account.
-        """
+        """Load all windows since the given instant in ms, or the open ones for None."""
         rows = [
             (name, NO_EARLIER_WINDOWS_MS if since is None else since)
             for name, since in wanted.items()
@@ -149,7 +142,7 @@ class Budgets(LedgerPart):
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
-        """Return accounts with the windows that their balance needs; sliding ones need several."""
+        """Return accounts with the windows that their balances need; sliding ones need several."""
         now_ms = await self.now_ms()
         accounts = await self.load(dict.fromkeys(names))
         sliding_since = {
@@ -166,7 +159,7 @@ class Budgets(LedgerPart):
         )
 
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
-        """Return until when tenures that ended during the last day are charged."""
+        """Return instants of tenures that ended during the last day."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
         charged_rows = await self._read("charged", keys) if keys else []
         pairs_found = ((id_, at) for id_, at in zip(tenures, charged_rows, strict=True) if at)
@@ -177,7 +170,7 @@ class Budgets(LedgerPart):
         return sorted(windows, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; return False if the account has changed since the step was decided.
+        """Return False if the account has changed since the step was decided.
 
         Entries and closed windows from before `kept_since_ms` are deleted.
         """

@@ -1,6 +1,6 @@
 """The connection to Redis or Valkey: calls the ledger's functions and reads its feed.
 
-Only a binder's user may load the library of functions, for all services of its version.
+Only a binder's user may load the library of functions.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class LedgerConnection:
     """A pool of connections to one server, and the functions that it runs.
 
     With `detects_lost_writes`, which requires the right to write, a ledger that has lost what it
-    confirmed to this caller is closed and so rebuilt.
+    confirmed to this caller is closed.
     """
 
     def __init__(
@@ -153,7 +153,6 @@ class LedgerConnection:
             await self._redis.fcall(self.library.full_name("try_write"), *sent)
 
     async def library_names(self) -> list[str]:
-        """Return the names of our libraries on the server, of all versions."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 listed = await self._redis.function_list(library=f"{LIBRARY_PREFIX}*")
@@ -227,10 +226,7 @@ class LedgerPart:
     async def connect(
         cls, url: str, *, prefix: str = "lh:", **options: Unpack[ConnectionOptions]
     ) -> AsyncIterator[Self]:
-        """Open this part of the ledger at `url` (`redis://`, `rediss://`, `unix://`).
-
-        Connects with the first call. `options`: see `LedgerConnection`.
-        """
+        """Connect with the first call. `options`: see `LedgerConnection`."""
         async with LedgerConnection(url, prefix=prefix, **options) as connection:
             yield cls(connection)
 
@@ -251,6 +247,6 @@ def _without_password(url: str) -> str:
 
 
 def _library_name(fields: Sequence[Any]) -> str:
-    """Read an entry of FUNCTION LIST, which has names and values in turn."""
+    """FUNCTION LIST has names and values in turn."""
     name = fields[fields.index(b"library_name") + 1]
     return str(name.decode())

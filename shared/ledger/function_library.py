@@ -1,9 +1,8 @@
 """The Lua functions of the ledger, as one library that Redis or Valkey loads.
 
-Each file of `functions/` is the module of a function, and each file of `functions/common/` one that
-they share. While a library is loaded it may only register its functions, so a module runs when a
-function first requires it. A hash of the text in the library's name lets several versions of the
-services run side by side.
+Each file of `functions/` is the module of a function; `functions/common/` has those that they
+share. While a library is loaded it may only register its functions, so a module runs when a
+function first requires it. A hash in the library's name lets several versions run side by side.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ class LedgerFunction(NamedTuple):
     module: str
     commands: frozenset[str]
     reads_only: bool
-    """Servers run it even while they refuse writes, and let it write nothing."""
+    """Servers run it even while they refuse writes."""
 
 
 _OPENING = frozenset({"hmget", "hlen", "scard", "zcard"})
@@ -105,7 +104,6 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
         "zrangebyscore zrem zremrangebyrank",
     ),
 }
-"""A test compares the commands with the modules."""
 
 _GLOBALS = (
     *("cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "redis", "select"),
@@ -133,13 +131,11 @@ class Library(NamedTuple):
     name: str
     text: str
     first_lines: tuple[tuple[int, str], ...]
-    """The line before the first of each file, and the file's name, in order."""
 
     def full_name(self, name: str) -> str:
         return f"{self.name}_{name}"
 
     def located(self, message: str) -> str:
-        """Replace the library's line numbers in an error's message by file and line."""
         return _LINE.sub(lambda match: self._file_and_line(int(match[1])) or match[0], message)
 
     def _file_and_line(self, line: int) -> str:

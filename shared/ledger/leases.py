@@ -1,13 +1,12 @@
 """The ledger of leases in Redis or Valkey: which pod holds which share of which device.
 
-A function writes all or nothing and keeps totals, slots, fences, versions, indexes and feed in
-agreement. No call is retried here, and each may be repeated: the second call returns what the first
-one did. All raise UnavailableError while the server does not reply or refuses to write, and while
-the ledger is empty or being rebuilt.
+A function writes all or nothing, and keeps totals, indexes and feed in agreement. Each call may be
+repeated: the second one returns what the first one did. All raise UnavailableError while the server
+does not reply or refuses to write, and while the ledger is empty or being rebuilt.
 
 Versions, fences and the capacity number only rise. A rebuild starts them at the present in
-milliseconds, above all earlier ones, so that a lease of an earlier life of the same pod is
-recognised as stale, and so is a server that has lost writes it had confirmed.
+milliseconds, above all earlier ones, so that leases of an earlier life of a pod, and servers that
+have lost writes, are recognised.
 """
 
 import asyncio
@@ -119,9 +118,9 @@ class LeaseResizes(LedgerPart):
     async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
         """Give a lease the shares it has here, and return it with its version raised.
 
-        Node, devices, slots and fences stay. Returns NoCapacity if a device, or the namespace's
-        quota, has no room for the increase, and StaleLeaseError if the lease has changed since it
-        was read, or ended. Raises ConflictError if the lock of `token` has expired.
+        Returns NoCapacity if a device, or the namespace's quota, has no room for the increase, and
+        StaleLeaseError if the lease has changed since it was read, or ended. Raises ConflictError
+        if the lock of `token` has expired.
         """
         _, values, refused = encode_leases([lease])
         if refused:
@@ -147,7 +146,6 @@ class LeaseResizes(LedgerPart):
         return bool(await self._run("set_synced", pod, version))
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Also possible during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
         await self._run("set_unsynced", rows, state="open")
 
@@ -165,7 +163,7 @@ class ClaimLeases(LedgerPart):
         return list(map(bool, await self._connection.run("resource_claims", "deallocated", rows)))
 
     async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
-        """Replace the consumers of a claim's lease; return None if it changed since it was read."""
+        """Return None if the lease changed since it was read."""
         generation = lease.claim.generation if lease.claim else ""
         claim = ClaimAllocation(generation=generation, consumers=tuple(consumers))
         packed, *stored = await self._connection.run_raw(
@@ -179,7 +177,7 @@ class ClaimLeases(LedgerPart):
 
 
 class LearnedRunTimes(LedgerPart):
-    """How long pods run, as timekeepers learn it; may be lost without harm."""
+    """May be lost without harm."""
 
     async def load(self) -> RunTimes:
         (data,) = await self._connection.run_raw("read_run_times", state="any")
@@ -207,7 +205,6 @@ class RedisLeases(LedgerInventory):
         self.checks = RecordChecks(connection)
         self.run_times = LearnedRunTimes(connection)
         self.freed = asyncio.Event()
-        """Set when leases have ended through this object."""
 
     # Leases
 
@@ -216,7 +213,7 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it; one that is gone gets none. Each batch is atomic.
+        A pod that has a live lease keeps it; one that is gone gets none.
         """
         return await self._reserve_each(wanted, now, now + ttl_s)
 
@@ -225,9 +222,9 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
 
-        For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), or if
-        fewer than `gang.min_member` of the gang would then hold a lease, or other than `live` held
-        one before: so that two placers do not choose different domains for pods of one gang.
+        For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), if fewer
+        than `gang.min_member` would then hold a lease, or other than `live` held one before: two
+        placers must not choose different domains for a gang.
         """
         needs = (escaped(gang.name), gang.min_member, False, live)
         return await self._reserve_batch(wanted, now, now + ttl_s, needs)
@@ -235,7 +232,7 @@ class RedisLeases(LedgerInventory):
     async def reserve_further(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
-        """Reserve for further pods of a gang, each on its own, as `reserve` does.
+        """Reserve for further pods, each on its own.
 
         Returns GangIncomplete if fewer than `gang.min_member` of the gang still hold a lease.
         """
@@ -310,7 +307,6 @@ class RedisLeases(LedgerInventory):
         expires_at: float,
         gang_needs: GangNeeds | None,
     ) -> list[ReservationOutcome]:
-        """Reserve for pods whose lease can be stored, but for none of a gang that needs all."""
         together = gang_needs is not None and not gang_needs[2]
         rest = [
             wanted
@@ -328,8 +324,8 @@ class RedisLeases(LedgerInventory):
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Bind reservations to their nodes; from then on only a release ends them.
 
-        A lease that was bound before, from the same reservation, gets the same reply again. One
-        that is gone, expired, or from another reservation gets StaleLeaseError.
+        A repetition gets the same reply. A lease that is gone, expired, or from another reservation
+        gets StaleLeaseError.
         """
         bound: list[Lease | StaleLeaseError] = []
         for batch in in_batches(leases):
@@ -355,10 +351,7 @@ class RedisLeases(LedgerInventory):
         return kept
 
     async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
-        """Record that kubelets have allocated the devices of the pods.
-
-        Returns None for a pod without a bound lease on that node.
-        """
+        """Return None for a pod without a bound lease on that node."""
         active: list[Lease | None] = []
         for batch in in_batches(pods):
             packed, *values = await self._connection.run_raw("advance", "active", batch)
@@ -430,11 +423,11 @@ class RedisLeases(LedgerInventory):
         return [lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED]
 
     async def load_reserved_gang(self, gang: str) -> list[Lease]:
-        """Return the leases that count for a gang, or none if one of its pods is bound."""
+        """Return none if a pod of the gang is bound."""
         return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases, in pages of nodes; a new one may be missing."""
+        """Yield pages of nodes; a new lease may be missing."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._load_all(batch, [])
@@ -468,10 +461,8 @@ class RedisLeases(LedgerInventory):
     ) -> list[tuple[Lease, str]]:
         """Write leases as they were, with slots and fences; return those that conflict, and why.
 
-        A lease that would over-commit a device is not written, nor one that exists already. Leases
-        of the pods in `hearsay` are known from the agents of their nodes alone: they take no device
-        that another node has. Raises ConflictError if another rebuild has begun since `token` was
-        given.
+        Leases of the pods in `hearsay` are known from agents alone: they take no device that
+        another node has. Raises ConflictError if another rebuild has begun since `token` was given.
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
@@ -489,10 +480,8 @@ class RedisLeases(LedgerInventory):
     ) -> list[tuple[Lease, str]]:
         """Set damaged records aside, and restore the leases that were among them, in one step.
 
-        All else that they counted for is counted again from the other leases. Devices, nodes and
-        waiting pods are written anew as soon as they are reported again. Returns the leases that
-        are not restored, and why. Raises ConflictError if the ledger was rebuilt since
-        `generation`.
+        All else that they counted for is counted again. Returns the leases that are not restored,
+        and why. Raises ConflictError if the ledger was rebuilt since `generation`.
         """
         return await self._restore(leases, hearsay, (generation, now, 0.0), damaged)
 
@@ -514,7 +503,7 @@ class RedisLeases(LedgerInventory):
         return [*too_large, *conflicts]
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
-        """Extend the lock of our rebuild by `lock_s`; return whether all quotas are known.
+        """Return whether all quotas are known.
 
         Raises ConflictError if another rebuild has begun.
         """
@@ -555,5 +544,5 @@ def _ends(batch: Sequence[Reservation], now: float) -> object:
 
 
 def _first_grant(lease: Lease) -> tuple[str, int]:
-    """Return the device and the fence of the first share: no other lease has both."""
+    """No other lease has this device and fence."""
     return (lease.shares[0].device, lease.shares[0].fence) if lease.shares else ("", -1)

@@ -149,8 +149,8 @@ class LedgerInventory(LedgerPart):
     ) -> bool:
         """Save nodes' facts, also during a rebuild; return whether any changed.
 
-        Facts of a lower revision than what was saved or removed in the last two minutes are
-        ignored. Without `revisions` they are not compared.
+        Facts of a lower revision than a recent one are ignored. Without `revisions` they are not
+        compared.
         """
         known_revisions = revisions or [UNKNOWN_REVISION] * len(nodes)
         rows = [
@@ -171,8 +171,7 @@ class LedgerInventory(LedgerPart):
         """Save what nodes' agents report; also possible during a rebuild.
 
         A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
-        device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
-        raised to those that its agent has honoured, unless that is too high to count on from.
+        device that is missing, unhealthy or smaller than its use takes nothing new.
 
         A device that another node also reports stays there. Returns None if nothing changed, or
         else such devices, with the node that reports them and the one that has them.
@@ -212,8 +211,7 @@ class LedgerInventory(LedgerPart):
     async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> dict[NodeName, str]:
         """Cordon nodes, so that no pod is bound to them, or uncordon those with an empty reason.
 
-        Returns the reasons of all that are cordoned. Leases and reports of cordoned nodes stay;
-        mirrors see the nodes without served resources.
+        Returns the reasons of all that are cordoned; mirrors see these without served resources.
         """
         parts = [part for item in reasons.items() for part in item]
         outcome = await self._connection.run("cordon", parts)
@@ -228,14 +226,11 @@ def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 
 
 def check_follows(position: str, at: str, before: str) -> None:
-    """Raise FeedTruncatedError unless the next entry follows the one that was read.
-
-    Otherwise entries were trimmed, or the server has lost the one that was read.
-    """
+    """Raise FeedTruncatedError unless the next entry follows the one that was read."""
     if before != at:
         raise FeedTruncatedError(position, f"its next entry follows {before or 'none'}")
 
 
 def _order(entry: str) -> tuple[int, ...]:
-    """Return the sort key of an entry's ID, such as `1764364623456-0`."""
+    """Return the sort key of an ID such as `1764364623456-0`."""
     return tuple(map(int, entry.split("-")))

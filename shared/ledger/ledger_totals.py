@@ -21,7 +21,6 @@ PAGE_SIZE = 100
 class NodePage(NamedTuple):
     generation: str
     feed_entry: str
-    """The ID of the last one."""
     capacity: int
     version: int
     names: list[str]
@@ -54,7 +53,7 @@ async def read_nodes(
 
 
 def is_text(name: object) -> bool:
-    """Return whether a name can be sent back; other programs may have written bytes."""
+    """Other programs may have written bytes as names."""
     return isinstance(name, str) and not any(
         "\ud800" <= character <= "\udfff" for character in name
     )
@@ -62,13 +61,12 @@ def is_text(name: object) -> bool:
 
 class LedgerTotals(LedgerPart):
     async def pages(self) -> AsyncIterator[list[NodeTotals]]:
-        """Yield the totals of all nodes, each read together with its leases."""
+        """Each node is read together with its leases."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._page(batch)
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Leave out unknown nodes."""
         all_totals: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
             all_totals += await self._page(batch)
@@ -78,7 +76,7 @@ class LedgerTotals(LedgerPart):
         return (await self.read(names))[0]
 
     async def read(self, names: Sequence[str]) -> tuple[list[NodeTotals], list[UnreadableRecord]]:
-        """Return some nodes' totals in one call, and the records that cannot be read."""
+        """Return also the records that cannot be read."""
         page = await read_nodes(self._connection, names, with_leases=True)
         decoded = list(decode_node_rows(page.rows, page.leases))
         names_read = {totals.node.facts.name for totals in decoded}
@@ -126,10 +124,9 @@ class LedgerTotals(LedgerPart):
 
 class LedgerQuotas(LedgerPart):
     async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
-        """Replace all quotas, unless by older ones; return whether any changed.
+        """Return whether any quota changed; those read earlier than the stored are ignored.
 
-        Existing leases are charged anew, in one step; none ends. Possible in any state of the
-        ledger.
+        Existing leases are charged anew, in one step; none ends.
         """
         rows = [msgspec.to_builtins(quota_row(quota)) for quota in quotas]
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))

@@ -1,11 +1,8 @@
 """The records of the ledger, each declared once, as services and Lua functions exchange them; pure.
 
-A record is stored as a MessagePack array of its fields. `functions/common/layouts.lua`, generated
-from here, gives functions each field's position. Each field has a place of its own, and a value
-that says that it does not apply.
-
-Lists of texts that functions search are joined (`rows/joined_texts.py`). What functions pass on
-without reading it is declared in the model.
+A record is stored as a MessagePack array of its fields; `functions/common/layouts.lua`, generated
+from here, has each field's position. What functions pass on without reading it is declared in the
+model.
 """
 
 from typing import Annotated, Any, Literal
@@ -61,12 +58,12 @@ class NodeRecord(Record, frozen=True):
     status: Annotated[int, Meta(ge=-1, le=1)]
     """1 if the API server has it, 0 if only its agent or leases do, -1 if it was removed."""
     number: Number
-    """Differs between nodes of one name, one of which was removed."""
+    """Differs between nodes of one name."""
     name: NodeName
     resources: Annotated[str, Meta(max_length=MOST_NODE_BYTES)]
     """Names, each before a line feed."""
     amounts: Annotated[tuple[float, ...], Meta(max_length=2 * MOST_NODE_RESOURCES)]
-    """The capacity and the use of each resource."""
+    """The capacity and the use of each."""
 
 
 class NodeRowRecord(Record, frozen=True):
@@ -78,7 +75,7 @@ class NodeRowRecord(Record, frozen=True):
     devices: str
     served: str
     states: tuple[Any, ...]
-    """A `DeviceRecord` of each of its devices, or False for one that cannot be read."""
+    """A `DeviceRecord` of each, or False for one that cannot be read."""
     lease_count: Number
     mismatches: tuple[str, ...]
     terms: str
@@ -91,7 +88,7 @@ class NodesRecord(Record, frozen=True):
     capacity: int
     version: int
     names: tuple[Any, ...]
-    """Of these nodes, or of all. Other programs may have written bytes."""
+    """Other programs may have written bytes."""
     nodes: tuple[NodeRowRecord, ...]
     unreadable: tuple[UnreadableRecord, ...]
 
@@ -101,11 +98,10 @@ class NodeFactsRecord(Record, frozen=True):
     facts: str
     rules: str
     room: tuple[Any, ...]
-    """The name, escaped, and the amount of each resource that is free, before leases; of a host
-    port, what is in use of it, below 0."""
+    """Name, escaped, and free amount before leases of each resource; of a host port, its use, below
+    0."""
     excluded_devices: tuple[int, ...]
     repelling_pods: tuple[PodUid, ...]
-    """With required anti-affinity."""
     is_wide: bool
     """Its pods may keep pods off other nodes."""
     revision: int
@@ -119,10 +115,9 @@ class ReportedDeviceRecord(Record, frozen=True):
     is_healthy: bool
     unit_mib: int
     index: int
-    """By which annotations of its node exclude devices."""
     is_mig: bool
     held: str
-    """Given out beyond the leases: a `Held` as JSON."""
+    """A `Held` as JSON."""
 
 
 class DeviceReportRecord(Record, frozen=True):
@@ -131,7 +126,6 @@ class DeviceReportRecord(Record, frozen=True):
     served: str
     rows: tuple[ReportedDeviceRecord, ...]
     fences: tuple[Any, ...]
-    """The UUID and the lowest possible fence of each device that has one."""
     reported_at: float
     by_agent: int
     """1 if our agent sent the report."""
@@ -155,15 +149,12 @@ class DeviceRecord(Record, frozen=True):
     uuid: DeviceUuid
     node: NodeName
     slot_map: DeviceText
-    """`1` for each slot, or position of `layout`, that leases use, up to the last one."""
     groups: DeviceText
-    """Anti-affinity groups of its leases, each between line feeds."""
+    """Each between line feeds."""
     layout: DeviceText
-    """That its leases require."""
     mode: SharingMode | Literal[""]
     """Empty without a lease. A reservation in another mode is refused."""
     held: DeviceText
-    """As `ReportedDeviceRecord.held`."""
 
 
 class NumbersRecord(Record, frozen=True):
@@ -174,9 +165,7 @@ class NumbersRecord(Record, frozen=True):
     expires_at: Seconds
     """Of a reservation; 0 later."""
     activated_at: Seconds
-    """0 if it has not been active."""
     resized_at: Seconds
-    """0 if it was not."""
     grants: Annotated[tuple[int, ...], Meta(max_length=2 * MOST_SHARES)]
     """The slot, or `NO_SLOT`, and the fence of each share."""
 
@@ -187,10 +176,9 @@ class RequestRecord(Record, frozen=True):
     gang: str
     groups: Annotated[str, Meta(max_length=MOST_GROUPS_BYTES)]
     resources: Annotated[str, Meta(max_length=MOST_LEASE_BYTES)]
-    """The name, escaped, and the amount of each ordinary resource, as a JSON array."""
+    """Name, escaped, and amount of each, as a JSON array."""
     limited_run_s: float
-    """How long its pod may run, where quotas limit that; infinity without an end; 0 where they do
-    not, as for a ResourceClaim."""
+    """Where quotas limit that; infinity without an end; 0 where they do not."""
 
 
 class BookingRecord(Record, frozen=True):
@@ -199,10 +187,9 @@ class BookingRecord(Record, frozen=True):
     cores_percent: Percent
     shares: Count
     slots: Count
-    """New ones."""
     sharing: SharingPolicy
     most_shares: Count
-    """Of the dialect on the device; 0 for those of the device."""
+    """0 for those of the device."""
     layout: ShortText
     mode: SharingMode
 
@@ -226,7 +213,7 @@ class LeaseRecord(Record, frozen=True):
 
 class WaitingRecord(Record, frozen=True):
     group: str
-    """Of equal smallest needs, with which it is offered capacity; `-` if it is not."""
+    """Of equal smallest needs; `-` if it is offered no capacity."""
     order: str
     verdict: Number
     since: Seconds
@@ -235,7 +222,6 @@ class WaitingRecord(Record, frozen=True):
     need: str
     namespace: Namespace
     scheduler_reason: Annotated[str, Meta(max_length=MOST_SCHEDULER_REASON)]
-    """Of a pod whose node kube-scheduler chooses."""
 
 
 class WaitingRowRecord(Record, frozen=True):
@@ -249,7 +235,6 @@ class WaitingRowRecord(Record, frozen=True):
     gang: str
     receives_offers: bool
     min_members: int
-    """The verdict holds while fewer pods of its gang exist; 0 for any number."""
     namespace: Namespace
     scheduler_reason: str
 
@@ -300,12 +285,10 @@ class UsageRecord(Record, frozen=True):
     milli_gpu: Number
     memory_mib: Number
     devices: dict[DeviceUuid, Number] | tuple[()]
-    """Leases on each device. Lua packs an empty map like an empty list."""
+    """Lua packs an empty map like an empty list."""
 
 
 class ChargeRecord(Record, frozen=True):
-    """What one lease counts as, of all devices or of those of a model."""
-
     cores_milli: Number
     milli_gpu: Number
     memory_mib: Number
@@ -313,20 +296,18 @@ class ChargeRecord(Record, frozen=True):
 
 
 class ChargesRecord(Record, frozen=True):
-    """What a lease was charged when it began; the same is taken back when it ends."""
+    """The same is taken back when the lease ends."""
 
     namespace: Namespace
     by_model: dict[LongText, ChargeRecord] | tuple[()]
 
 
 class ClaimRecord(Record, frozen=True):
-    """What a preemption or a planned start reserves for a pod."""
-
     node: NodeName
     node_number: Number
     devices: tuple[DeviceUuid, ...]
     resources: tuple[Any, ...]
-    """The name, escaped, and the amount of each ordinary resource that the pod requests."""
+    """Name, escaped, and amount of each that the pod requests."""
     reserved: tuple[Number, ...]
     until: Number
     """The second by which leases must end that may use its devices; 0 if none may."""
@@ -359,7 +340,7 @@ class UsedAmountRecord(Record, frozen=True):
 class FairShareRecord(Record, frozen=True):
     cores: int
     memory_mib: int
-    """Of all healthy devices; at least 1."""
+    """At least 1."""
     used: tuple[UsedAmountRecord, ...]
     entitlements: tuple[EntitlementRowRecord, ...]
 
@@ -375,8 +356,6 @@ class UnsyncedRecord(Record, frozen=True):
 
 
 class ExpiringRecord(Record, frozen=True):
-    """Reservations that were made, and expire, together."""
-
     version: Fence
     pods: tuple[PodUid, ...]
 

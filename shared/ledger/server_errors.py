@@ -1,7 +1,7 @@
 """The errors of a Redis or Valkey server, translated into ours by what the caller can do.
 
-Whatever the server cannot do now, such as `MISCONF`, `BUSY`, `OOM` or a code of a later version, is
-an UnavailableError. Only an error in a function of ours is a bug.
+Whatever the server cannot do now is an UnavailableError. Only an error in a function of ours is a
+bug.
 """
 
 import re
@@ -13,7 +13,6 @@ from shared.ledger.function_library import Library
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
 _BUG_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
-"""Codes that a wrong function causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTRECORDS", "WRONGTYPE")
 """Of functions while the server responds but its ledger cannot be used."""
 
@@ -36,7 +35,7 @@ def lacks_functions(error: Exception) -> bool:
 
 
 def translate(error: Exception, *, where: str, hint: str, library: Library) -> Exception:
-    """Return our error for one of the server; a bug of ours gets the files of its lines."""
+    """A bug of ours gets the files of its lines."""
     text = str(error) or type(error).__name__
     if reason := _unavailability(error, text):
         return UnavailableError(f"the ledger at {where}{reason}")
@@ -101,7 +100,6 @@ _UNREADY = {
 
 
 def _unavailability(error: Exception, text: str) -> str:
-    """Explain why no connection is possible, or no function can be called, or return ""."""
     if lacks_functions(error):
         return (
             " does not have the functions of this version: a binder of this version loads them; "

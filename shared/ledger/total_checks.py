@@ -18,7 +18,6 @@ BIND_S = 3.0
 class LedgerReading:
     generation: str = ""
     is_of_one_moment: bool = True
-    """Nothing changed while it was read; what one node has is always of one moment."""
     nodes: tuple[NodeTotals, ...] = ()
     quotas: QuotaTotals = field(default_factory=QuotaTotals)
     preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
@@ -53,10 +52,7 @@ def device_totals(reading: LedgerReading) -> Iterator[Difference]:
 
 
 def node_totals(reading: LedgerReading) -> Iterator[Difference]:
-    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims.
-
-    Claims are read separately, so one may appear or end between the readings.
-    """
+    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims."""
     for totals in reading.nodes:
         name = totals.node.facts.name
         counted = counted_use(totals.leases)[1].get(name, {})
@@ -152,5 +148,4 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
 
 
 NODE_CHECKS = (device_totals,)
-"""Of one node, read at one moment."""
 CHECKS = (*NODE_CHECKS, node_totals, quota_usage, quota_charges, fair_shares)

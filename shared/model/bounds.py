@@ -1,7 +1,4 @@
-"""Bounds of fields that come from outside, as types that decoders check; pure.
-
-Where Kubernetes or NVIDIA limits a value, the bound is theirs.
-"""
+"""Bounds of fields that come from outside, as types that decoders check; pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -19,7 +16,6 @@ MOST = 2**53 - 1
 MOST_VERSION = 2**52
 """Of versions and fences: the ledger's doubles could not count on from more."""
 MOST_CONTAINERS = 128
-"""Init containers included."""
 MOST_WITH_GPUS = 32
 MOST_SHARES = 128
 """Of one lease: more than the MIG instances of 16 GPUs."""
@@ -28,7 +24,6 @@ MOST_GROUPS = 64
 MOST_CLAIMS = 64
 MOST_VOLUMES = 1024
 MOST_TERMS = 1024
-"""Of one requirement on nodes that a pod's volumes have."""
 MOST_VALUES = 8192
 """Of one requirement on nodes, which may name each node of a cluster."""
 MOST_ENTRIES = 256
@@ -39,14 +34,14 @@ MOST_CONSUMERS = 256
 HIGHEST_INDEX = 1023
 MOST_DEVICES = 256
 MOST_ALLOCATIONS = 4096
-"""Containers with devices of a node, far above the pods that a kubelet runs."""
+"""Containers with devices of a node."""
 LONGEST_ANNOTATION = 4096
 MOST_ANNOTATIONS = 131_072
-"""Bytes for a pod: half of Kubernetes' limit, since its lease is copied there."""
+"""Bytes: half of Kubernetes' limit, since the pod's lease is copied there."""
 LONGEST_FIELD = 32_768
 """Bytes of a pod's labels, node selector, affinity or tolerations, as JSON."""
 MOST_FACTS = 262_144
-"""Bytes of a node's labels, or of the anti-affinity of its pods, as JSON."""
+"""Bytes of a node's labels, or of the anti-affinity of its pods."""
 LONGEST_MESSAGE = 1024
 """Characters: the API server rejects Events with longer messages."""
 
@@ -54,8 +49,7 @@ SHORT = 63
 NAME = 253
 KEY = 317
 LONG = 1024
-"""Kubernetes' limits of labels, object names and keys with a prefix, and ours of a component's
-text."""
+"""Of labels, of object names, of keys with a prefix, and of a component's text."""
 
 ShortText = Annotated[str, Meta(max_length=SHORT)]
 """A label, the name of a namespace, or a word of ours."""
@@ -66,11 +60,9 @@ KeyText = Annotated[str, Meta(max_length=KEY)]
 """`prefix/name` of a resource or label, or `namespace/name` of a pod group."""
 LongText = Annotated[str, Meta(max_length=LONG)]
 ChoiceText = Annotated[str, Meta(max_length=128)]
-"""As the author of a pod wrote it."""
 MemoText = Annotated[str, Meta(max_length=LONGEST_MEMO)]
 """Names and priorities of `MOST_CONTAINERS`, as JSON."""
 GenerationText = Annotated[str, Meta(max_length=8192)]
-"""An instant and the 32 results that an allocation may have."""
 UuidText = Annotated[str, Meta(max_length=95)]
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE, less the final zero."""
 MessageText = Annotated[str, Meta(max_length=32_768)]
@@ -92,12 +84,10 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 BILLION = 10**9
 Billionths = Annotated[int, Meta(ge=0, le=BILLION)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
-"""Of things on one node."""
 Index = Annotated[int, Meta(ge=-1, le=HIGHEST_INDEX)]
-"""Of a device on its node, or a NUMA node; -1 if unknown."""
+"""-1 if unknown."""
 Fence = Annotated[int, Meta(ge=0, lt=MOST_VERSION)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-"""Kubernetes' int32."""
 Shares = Annotated[int, Meta(ge=0, le=MOST_SHARES)]
 Units = Annotated[int, Meta(ge=1 - 2**63, le=2**63 - 1)]
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -106,12 +96,11 @@ Members = Annotated[int, Meta(ge=1, le=999_999)]
 LATEST_S = 2.4e11
 """Unix time that has a date with the run time of any pod added."""
 Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]
-"""A duration, or an instant in Unix seconds; also refuses NaN."""
+"""A duration or Unix time; also refuses NaN."""
 Difference = Annotated[float, Meta(ge=-LATEST_S, le=LATEST_S)]
-"""Between instants of two clocks, one of which may be behind, or set back meanwhile."""
+"""Between two clocks, one of which may be behind, or set back meanwhile."""
 MOST_RUN_S = 2**31 - 1
 RunTime = Annotated[int, Meta(ge=0, le=MOST_RUN_S)]
-"""Whole seconds: Kubernetes' int32."""
 
 Reading = Annotated[float, Meta(ge=0, le=1e6)]
 """Degrees Celsius, watts, MHz or percent."""
@@ -129,7 +118,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def check_bounds(value: Any, what: str) -> None:
-    """Raise RequestError if a field of `value` is beyond the bound of its type."""
     try:
         msgspec.msgpack.decode(_encode(value), type=type(value))
     except (*UNDECODABLE, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""What to change in a pod's manifest, in words and as changes that a program can apply; pure."""
+"""What to change in a pod's manifest; pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Change:
 class Hint:
     text: str
     changes: tuple[Change, ...] = ()
-    """The first way that the text names; empty if only a person can choose."""
+    """Empty if only a person can choose."""
 
 
 def limit(container: str, name: str, value: str | int = "") -> Change:

@@ -42,7 +42,7 @@ def clock_ahead_s(theirs: float, before: float, after: float) -> float:
 def until_next(now_s: float, every_s: float) -> float:
     """Return the seconds until the next multiple of `every_s`; less than a hundredth is skipped.
 
-    Loops that wait until then wake up together. For example, at 12.3 with `every_s` 5 it is 2.7.
+    Loops that wait until then wake up together.
     """
     left_s = every_s - now_s % every_s
     return left_s if left_s > every_s / 100 else left_s + every_s
@@ -84,7 +84,6 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
 
 @contextlib.asynccontextmanager
 async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a task until the context exits; its error ends the context."""
     try:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(work)
@@ -100,10 +99,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["async
 
 
 class ExpiringMap(Generic[K, V]):
-    """A bounded mapping for keys that others choose.
-
-    An entry expires `expires_s` after it was last set; `most` drops the oldest.
-    """
+    """A bounded mapping for keys that others choose; an entry expires after it was last set."""
 
     def __init__(self, ticks: Callable[[], float], *, expires_s: float, most: int) -> None:
         self._ticks = ticks
@@ -151,14 +147,13 @@ class ExpiringMap(Generic[K, V]):
 
 
 class Rate:
-    """The most that strangers may do in a second: in all, and three quarters for one of them."""
+    """The most that strangers may do in a second; three quarters of it for one of them."""
 
     def __init__(self, ticks: Callable[[], float], *, most: int) -> None:
         self._ticks = ticks
         self._most = most
         self._second = -1.0
         self._counts: Counter[str] = Counter()
-        """In this second, by sender."""
 
     def allows(self, sender: str) -> bool:
         second = self._ticks() // 1

@@ -15,4 +15,4 @@ class Denial(msgspec.Struct, frozen=True, gc=False):
     """Like a reason in a condition of Kubernetes."""
     text: str
     changes: tuple[Change, ...] = ()
-    """The first way out that the text names; none if only a person can choose."""
+    """None if only a person can choose."""

@@ -5,7 +5,7 @@ import msgspec
 from shared.model.change import Change
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Of JSON or MessagePack of others; deep nesting ends the recursion."""
+"""Of data from outside; deep nesting ends the recursion."""
 
 
 class LeaseholdError(Exception):
@@ -18,7 +18,6 @@ class RequestError(LeaseholdError):
     def __init__(self, text: object = "", *changes: Change) -> None:
         super().__init__(text)
         self.changes = changes
-        """The first way out that the text names; none if only a person can choose."""
 
 
 class ConflictError(LeaseholdError):

@@ -1,4 +1,4 @@
-"""The outcome of a check, why, and what to do about it; pure."""
+"""The outcome of a check, and what to do about it; pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum

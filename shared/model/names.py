@@ -24,26 +24,24 @@ REQUIRED_SERVICES = ("watcher", "placer", "binder")
 OWN_SCHEDULER = "leasehold"
 DEFAULT_SCHEDULER = "default-scheduler"
 HANDED_OVER = "leasehold.dev/handed-over"
-"""A label of pods that admission gave to kube-scheduler; its value is the reason."""
+"""Of pods that admission gave to kube-scheduler; its value is the reason."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 """With `"false"` the pod is never evicted for another."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
 ISOLATION = "leasehold.dev/isolation"
-"""What has to hold a pod's shares: `shared.dialects.isolation_words`, or `strict` for only MIG
-instances and whole devices."""
+"""What has to hold a pod's shares: `shared.dialects.isolation_words`, or `strict`."""
 MAX_RUN_TIME = "leasehold.dev/max-run-time"
 EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
-"""Durations such as `90m`. Admission writes the former into `spec.activeDeadlineSeconds`, which the
-kubelet enforces."""
+"""Durations such as `90m`. Admission writes the former into `spec.activeDeadlineSeconds`."""
 ENDS_AT = "LEASEHOLD_ENDS_AT"
 ENDS_AT_ANNOTATION = "leasehold.dev/ends-at"
-"""Variable of a container, and annotation that the Binding writes: the time before which the
-kubelet does not end the pod."""
+"""Variable, and annotation that the Binding writes: before this time the kubelet does not end the
+pod."""
 
 OFFER = "leasehold.dev/offer"
-"""Annotation of a waiting pod, `NODE@NUMBER`: capacity was freed, on any node without NODE. A
-change makes kube-scheduler try the pod again."""
+"""`NODE@NUMBER`: capacity was freed, on any node without NODE. A change makes kube-scheduler try
+the pod again."""
 
 
 def offered_node(annotation: str) -> NodeName:

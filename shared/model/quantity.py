@@ -32,7 +32,6 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 HUGE_PAGES = "hugepages-"
-"""Prefix, before their size."""
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 LONGEST = 64
 CACHE_SIZE = 4096
@@ -42,7 +41,7 @@ _NUMBER = re.compile(
 
 
 def parse_quantity(text: str | float) -> Fraction:
-    """Parse a quantity exactly. Raises RequestError."""
+    """Raises RequestError."""
     trimmed = str(text).strip()
     if len(trimmed) > LONGEST:
         raise RequestError(
@@ -94,7 +93,6 @@ def duration_text(seconds: int) -> str:
 
 
 def parse_decimal(text: str) -> int | None:
-    """Parse a decimal number of at most `LONGEST` digits, or return None."""
     is_decimal = text.isascii() and text.isdecimal() and len(text) <= LONGEST
     return int(text) if is_decimal else None
 
@@ -162,9 +160,8 @@ def amount_text(name: str, amount: int) -> str:
 def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
     """Return the most that a pod uses at any time, given each container's amount in spec order.
 
+    The boolean is true for an init container that ends before the next container starts:
     https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
-
-    The boolean is true for an init container that ends before the next container starts.
     """
     running = nothing
     most = running

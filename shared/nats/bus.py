@@ -1,8 +1,7 @@
 """The bus on NATS: work with confirmation, broadcasts and request-reply.
 
-Work goes to one replica of the service that handles it, in the queue group of its handler. Events
-about another node than their subject names are refused, since the server restricts a node's agent
-to the subjects of its node; so are events that contradict themselves.
+Work goes to one replica of the service that handles it. Events about another node than their
+subject names are refused: the server restricts a node's agent to its node's subjects.
 """
 
 import asyncio
@@ -78,7 +77,7 @@ E = TypeVar("E", bound=Event)
 
 
 class NoRespondersError(UnavailableError):
-    """No service is subscribed to a request."""
+    pass
 
 
 class Bus:
@@ -100,9 +99,7 @@ class Bus:
     ) -> None:
         self.client: Any = None
         self.has_lost_work = asyncio.Event()
-        """Set once replicas receive work again after some of it was dropped."""
         self.on_refused: OnRefused = lambda _node, _reason: None
-        """Called for each refused message of a node."""
         self._handlers = handlers
         self._name = name
         self._policy = policy
@@ -149,8 +146,7 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
 
-        Refusals and unreadable files are retried: users and secrets may be created later. Until
-        `wait_connected` returns, publishing and requests raise UnavailableError.
+        Refusals and unreadable files are retried: users and secrets may be created later.
         """
         bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
         async with bus._running(bus._reach(url, credentials)):
@@ -252,10 +248,9 @@ class Bus:
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish events, many per message. Work is kept until it is handled.
 
-        Order is preserved within one type and route. Raises UnavailableError if NATS was never
-        reached, or receivers of work leave no room: the caller may publish again, since repetitions
-        are harmless. An event that cannot be encoded or exceeds the maximum size is logged and
-        skipped.
+        Raises UnavailableError if NATS was never reached, or receivers of work leave no room: the
+        caller may publish again, since repetitions are harmless. An event that cannot be encoded or
+        exceeds the maximum size is logged and skipped.
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
@@ -272,7 +267,6 @@ class Bus:
             ) from error
 
     def announce(self, kinds: Sequence[type[Event]]) -> None:
-        """Show types of work in the metrics before any is sent."""
         for kind in filter(is_work, kinds):
             UNCONFIRMED.labels(self._name, kind.subject)
 
@@ -321,16 +315,13 @@ class Bus:
     async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests, all that wait at once: `reply` has them take turns."""
+        """Reply to all raw requests that wait at once: `reply` has them take turns."""
         return await self._replies.subscribe_raw(subject, group, reply)
 
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, group: str, route: str = ""
     ) -> Inbox:
-        """Subscribe to work as one replica of `group`, and to every broadcast.
-
-        With a `route`, only broadcasts for that route are received.
-        """
+        """Receive work as one replica of `group`; with a `route`, only its broadcasts."""
         inbox = Inbox(on_refused=self._note_refused)
         for kind in kinds:
             if is_work(kind):
@@ -347,7 +338,7 @@ class Bus:
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
-        """Subscribe to copies of events of `kinds`, work included, without consuming it."""
+        """Receive copies, work included, without consuming it."""
         inbox = Inbox()
         for kind in kinds:
             callback = inbox.receive_broadcasts(kind)
@@ -372,7 +363,6 @@ class Bus:
         self.on_refused(node, reason)
 
     def _messages(self, events: Sequence[Event]) -> Iterator[tuple[Sequence[Event], bytes]]:
-        """Encode events of one type, in one message if it is small enough for the server."""
         try:
             data = wire.encode(events)
         except RequestError as error:
@@ -402,7 +392,7 @@ class Bus:
                 await self.client.publish(subject, data)
 
     def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
-        """Pass work to its handler in this process; return False if it must be sent."""
+        """Return False if work must be sent."""
         inbox = self._handlers.get(kind) if self._handlers and is_work(kind) else None
         if inbox is None or not inbox.takes_more:
             return False

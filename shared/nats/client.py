@@ -1,7 +1,7 @@
 """nats-py's client with our credentials, which no message of another client can end or confuse.
 
-The tasks of the library's client end for good at an error that it does not expect, unnoticed. Here
-a task that ends while it is needed is a fault of the connection, which ends the service.
+The library's tasks end for good at an unexpected error, unnoticed. Here that is a fault of the
+connection, which ends the service.
 """
 
 import asyncio
@@ -36,7 +36,6 @@ CLOSE_S = 2.0
 BUFFER_BYTES = 32 * 1024
 NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
 SHOWN = 100
-"""Bytes of a subject that a log line shows."""
 _NO_RESPONDERS_LINE = b"NATS/1.0 503"
 
 
@@ -50,10 +49,7 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             protocol._over_ssl = True  # noqa: SLF001
 
     async def read(self, buffer_size: int) -> bytes:
-        """Let other tasks run before what has arrived is handled.
-
-        While more arrives than is handled, reading would not wait for anything.
-        """
+        """Let other tasks run: while more arrives than is handled, reading would not wait."""
         data: bytes = await super().read(buffer_size)
         await asyncio.sleep(0)
         return data
@@ -90,7 +86,6 @@ class NatsClient(Client):  # type: ignore[misc]
         self._is_encrypted = False
         self._ps = ServerParser(self)
         self.fault = ""
-        """Why the connection does not recover."""
         self.has_failed = asyncio.Event()
         self.rates = SenderRates()
 
@@ -112,7 +107,6 @@ class NatsClient(Client):  # type: ignore[misc]
         return self._login().secret
 
     def empty_token(self) -> str:
-        """Called after the TLS handshake."""
         self._check()
         return ""
 
@@ -131,7 +125,7 @@ class NatsClient(Client):  # type: ignore[misc]
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
-        """The library waits for the connection's end, which may never be reported."""
+        """Limit the wait for the connection's end, which may never be reported."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):
                 await super().close()
@@ -213,7 +207,7 @@ class NatsClient(Client):  # type: ignore[misc]
         await self._run_while_needed("reconnects", super()._attempt_reconnect())
 
     async def _run_while_needed(self, does: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the library; if it ends while it is needed, the connection has failed."""
+        """If a task of the library ends while it is needed, the connection has failed."""
         task = asyncio.current_task()
         cause: Exception | None = None
         try:

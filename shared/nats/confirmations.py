@@ -33,14 +33,11 @@ class _Sender:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     confirm: Callable[[], None]
-    """The work is handled: its sender forgets it."""
     give_back: Callable[[], None]
     """The work is not handled here: its sender sends it to any replica again."""
 
 
 class Confirmations:
-    """By sender."""
-
     def __init__(self, client: Any, timing: ConfirmationTiming) -> None:
         self._client = client
         self._timing = timing

@@ -1,8 +1,7 @@
 """Closes connections of users that have more of them at a NATS server than their share.
 
-nats-server bounds the connections of an account, not those of one of its users. It reports each
-connection to the account `SYS`, which lets one of our services, and no other, receive these reports
-and close connections.
+nats-server bounds the connections of an account, not of a user. It reports each connection to the
+account `SYS`, and lets one of our services receive these reports and close connections.
 """
 
 import asyncio
@@ -41,7 +40,6 @@ MAX_WARNED = 1_000
 ANY_SERVER = "PING"
 MAX_FLOODING = 1_000
 MAX_REPORTS = 4096
-"""That wait to be read; a dropped one is seen with the next connection of its user."""
 
 
 class _Server(msgspec.Struct):
@@ -80,10 +78,9 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 async def connection_shares(
     open_bus: Callable[[], AbstractAsyncContextManager[Bus]], *, flooded: Bus
 ) -> AsyncIterator[None]:
-    """Keep every user within its share of connections until the context exits.
+    """Agents that send more than their rate to `flooded` lose all their connections.
 
-    Agents that send more than their rate to the bus `flooded` lose all their connections. Servers
-    are reached by a connection of its own, so that no flood delays their replies.
+    Servers are reached by a connection of its own, so that no flood delays their replies.
     """
 
     async def run() -> None:
@@ -132,7 +129,6 @@ class _ConnectionShares:
                     await self._close_excess(server, user)
 
     async def _close_flooding(self) -> None:
-        """Close all connections of each agent that exceeds its rate, at every server."""
         client = self._bus.client
         inbox = client.new_inbox()
         await client.subscribe(f"{inbox}.*", cb=self._close_listed)

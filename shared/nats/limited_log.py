@@ -11,7 +11,6 @@ EVERY_S = 10.0
 """A line of one cause and sender is written this often; the next one has the number between."""
 MOST_KEYS = 1_000
 OTHERS = ""
-"""The cause of all lines beyond `MOST_KEYS`."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Reads what a NATS server sends, so that no byte that another client chose ends the reading.
 
 The parser of nats-py takes vertical tabs and form feeds for spaces, which the server passes on
-within subjects: messages are then lost until the client has reconnected. The server separates the
-parts of a line by single spaces, where this parser splits it.
+within subjects: messages are then lost until the client has reconnected.
 """
 
 import json
@@ -18,10 +17,7 @@ MAX_DIGITS = 18
 
 
 class ServerParser(Parser):  # type: ignore[misc]
-    """Raises ProtocolError for bytes that no server sends: the client then reconnects."""
-
     is_dropped = False
-    """The sender of the message that arrives exceeds its rate."""
     error: Exception | None = None
     """Ends the client's reading; the client itself does not pass it on."""
 

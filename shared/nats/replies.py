@@ -20,9 +20,8 @@ logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
 
 MOST_OF_SERVICES = 4096
-"""That wait: services give up after a few seconds."""
+"""Services give up after a few seconds."""
 MOST_RAW = 8192
-"""Raw requests on a subject that wait, each of at most some kilobytes."""
 Reply = Callable[[Any], Awaitable[Event | None]]
 
 
@@ -73,10 +72,7 @@ class Replies:
     async def subscribe_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject, all that wait at once.
-
-        An error is logged, and no reply is sent.
-        """
+        """Reply to all requests that wait at once; an error is logged, and no reply is sent."""
         waiting = set[asyncio.Task[None]]()
 
         async def handle(message: Msg) -> None:

@@ -32,11 +32,8 @@ def _ignore(user: str) -> None:
 
 
 class SenderRates:
-    """What the agents have sent to one connection within the current second."""
-
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self.on_excess: Callable[[str], None] = _ignore
-        """Called with the user of an agent that exceeds its rate, again for each time as much."""
         self._ticks = ticks
         self._kinds: dict[int, type[Event]] = {}
         self._second = -1.0

@@ -14,21 +14,17 @@ INBOXES = "_INBOX."
 ACCOUNT = "LEASEHOLD"
 """Of all users; servers have an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
-"""Servers' reports about new connections."""
 FLOODED = "leasehold.broadcast.agent.flooded.v1"
-"""Names agents that flood NATS, from a binder to the auth service."""
 CONNECTION_SHARES = "connection-shares"
 AGENT = "node-agent"
 _SERVICE_INBOX = re.compile(
     rf"_INBOX\.(?!{AGENT}\.)[a-z][a-z-]*\.[0-9A-Za-z]{{1,32}}\.[0-9A-Za-z]{{1,32}}"
 )
 _IN_INBOX = re.compile(r"\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
-"""After the prefix of a user: a connection's inbox, and the number of a message or request."""
 MOST_OF_A_NODE = 4
 """One runs, and two while it is replaced."""
 MOST_OF_A_SERVICE = 64
 MAX_DIGITS = 18
-"""A confirmation encodes the number in 64 bits."""
 
 
 def token(route: str) -> str:
@@ -53,10 +49,7 @@ def copy_subject(kind: type[Event], route: str = "") -> str:
 
 
 def observed_subjects(kind: type[Event]) -> tuple[str, ...]:
-    """Return the subjects of copies of events of any node.
-
-    Work is copied to observers by NATS, or by its sender if it is passed on in its process.
-    """
+    """Work is copied to observers by NATS, or by its sender if it stays in its process."""
     copies = f"leasehold.{Delivery.COPY}.{kind.subject}{_filter(kind, '')}"
     return tuple(dict.fromkeys((subscribe_subject(kind), *((copies,) if is_work(kind) else ()))))
 
@@ -74,15 +67,11 @@ def node_in(kind: type[Event], subject: str) -> str:
 
 
 def sender_in(kind: type[Event], subject: str) -> str:
-    """Return the node or user that has published a message, or "" if the subject names none.
-
-    NATS lets no other user publish to the subject.
-    """
+    """Return the sender, whom NATS has authenticated, or "" if the subject names none."""
     return node_in(kind, subject) if kind.is_of_agent or kind is Heartbeat else ""
 
 
 def agent_in(kind: type[Event], subject: str) -> str:
-    """Return the user of the agent that has published a message, or ""."""
     sender = sender_in(kind, subject)
     if kind is Heartbeat:
         return sender if is_agent(sender) else ""
@@ -124,8 +113,7 @@ def number_of(reply: str) -> int | None:
 def is_inbox_of_sender(kind: type[Event], subject: str, reply: str) -> bool:
     """Return whether the reply subject of a message is an inbox of the message's sender.
 
-    The sender chooses it. What only agents publish is from the node in the subject; all else is
-    from services.
+    What only agents publish is from the node in the subject; all else is from services.
     """
     if not kind.is_of_agent:
         return _SERVICE_INBOX.fullmatch(reply) is not None
@@ -165,10 +153,7 @@ def inbox_of(user: str) -> str:
 
 
 def inboxes_of(user: str) -> str:
-    """Return all reply subjects of a user: a connection's inbox, and the token of one message.
-
-    They have a fixed depth, as the server keeps a node in memory for each token of a subscription.
-    """
+    """Return a pattern of fixed depth: the server keeps a node for each token of a subscription."""
     return f"{inbox_of(user)}.*.*"
 
 

@@ -1,8 +1,7 @@
 """Work that this connection has sent, kept until a receiver reports it as handled.
 
-It is sent again, to any replica, if none reports within `receipt_s` that it has the message, or if
-the one that has it is silent for `silent_s`. While no replica receives a type of work, only its
-oldest message is sent again and again.
+It is sent again, to any replica, if none reports it within `receipt_s`, or if the one that has it
+is silent for `silent_s`. While no replica receives a type of work, only its oldest message is sent.
 
 Nothing is stored: what is lost with its sender is in Kubernetes and is listed again.
 """
@@ -66,8 +65,6 @@ class ResendPolicy:
 
 @dataclass(slots=True)
 class _Kind:
-    """Oldest first."""
-
     event: type[Event]
     unconfirmed: Gauge
     messages: dict[int, "_Message"] = field(default_factory=dict)
@@ -75,7 +72,6 @@ class _Kind:
     heard_at: float = 0.0
     probe_at: float = 0.0
     unheard_since: float | None = None
-    """None while some replica receives messages."""
     has_lost: bool = False
 
 
@@ -90,12 +86,10 @@ class _Message:
     due_at: float = NEVER
     is_received: bool = False
     handed_over: Sequence[Event] = ()
-    """Its events, not encoded, if a handler of this process has them."""
+    """If a handler of this process has them."""
 
 
 class UnconfirmedWork:
-    """`has_lost_work` is set once replicas receive work again of which messages were dropped."""
-
     def __init__(
         self,
         client: Any,
@@ -121,7 +115,7 @@ class UnconfirmedWork:
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     async def send(self, event: type[Event], subject: str, data: bytes, *, events: int) -> None:
-        """Send a message and keep it until it is handled; it is sent later if NATS is away.
+        """Keep a message until it is handled; send it later if NATS is away.
 
         Raises UnavailableError if receivers have left no room for it within `room_s`. While no
         replica receives this type of work, the oldest message is dropped instead.
@@ -136,10 +130,7 @@ class UnconfirmedWork:
     def hand_over(
         self, event: type[Event], subject: str, events: Sequence[Event], inbox: Inbox
     ) -> bool:
-        """Put work into the inbox of this process and keep it until it is handled.
-
-        Returns False if too much of it is not handled yet.
-        """
+        """Return False if too much work is not handled yet."""
         kind = self._kind(event)
         if self._is_full(kind):
             return False

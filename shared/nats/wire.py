@@ -1,7 +1,7 @@
 """Events as MessagePack: a map with the format version and a list of events of one type; pure.
 
-A reader ignores fields that it does not know, and a writer may add fields that have a default.
-Requests and leases are written without what is at its default.
+A reader ignores fields that it does not know. Requests and leases are written without what is at
+its default.
 """
 
 import functools
@@ -23,13 +23,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver's report to the sender of work, by the numbers of its messages."""
-
     handled: list[int] = []
     held: list[int] = []
     """Received, and not handled yet."""
     returned: list[int] = []
-    """Not handled, and no longer held."""
 
 
 class _RawMessage(msgspec.Struct):
@@ -44,10 +41,7 @@ E = TypeVar("E", bound=Event)
 
 
 def encode(events: Sequence[Event]) -> bytes:
-    """Encode events of one type as one message.
-
-    Raises RequestError for integers beyond 64 bits and text that is not valid Unicode.
-    """
+    """Raises RequestError for integers beyond 64 bits and text that is not valid Unicode."""
     try:
         return _encode({"v": FORMAT, "events": events})
     except (OverflowError, UnicodeEncodeError) as error:

@@ -13,8 +13,7 @@ logger = logging.getLogger(__name__)
 def certificate_required(name: str) -> Middleware:
     """Serve only callers with a certificate for this DNS name, or for any if it is empty.
 
-    The TLS context verifies the certificate when a connection is opened, but not that it has
-    expired since.
+    TLS verifies the certificate when a connection is opened, not that it has expired since.
     """
 
     @web.middleware

@@ -32,7 +32,7 @@ class LedgerMirror:
         self._disconnected_since: float | None = None
         self._snapshot_at: float | None = None
         self._failing_since: float | None = None
-        """When it first failed after a snapshot, unless it has followed for long since."""
+        """Unless it has followed for long since."""
         self._fault = ""
         self._requested = asyncio.Event()
         self._applied = asyncio.Event()
@@ -49,16 +49,13 @@ class LedgerMirror:
         return f"disconnected from the ledger for {disconnected_s:.0f} s{self._fault}"
 
     def _is_failing(self) -> bool:
-        """Return whether following failed and has not lasted since: a snapshot is no proof."""
+        """Return whether following has not lasted since it failed: a snapshot is no proof."""
         if self._failing_since is None or self._snapshot_at is None:
             return False
         return self.clock.ticks() < self._snapshot_at + DISCONNECTED_LIMIT_S
 
     async def follow(self) -> None:
-        """Apply a snapshot, then every change, until the connection is lost.
-
-        Raises FeedTruncatedError if changes are missing: follow again.
-        """
+        """Raises FeedTruncatedError if changes are missing: follow again."""
         try:
             snapshot = await self.ledger.snapshot()
             self.mirror.reset(snapshot.nodes)
@@ -88,7 +85,7 @@ class LedgerMirror:
         self._requested.set()
 
     async def reach(self, capacity: int) -> None:
-        """Return once the mirror has reached a capacity number, after `REACH_S` at most."""
+        """Return after `REACH_S` at most."""
         while self.mirror.capacity < capacity:
             self._applied.clear()
             self.read_now()

@@ -28,7 +28,7 @@ def address(environ: dict[str, str]) -> str:
 
 
 def request_readiness(where: str, path: str = "/readyz") -> tuple[int, str]:
-    """Return status and body of the response. Raises OSError if there is none."""
+    """Raises OSError if there is no response."""
     host, _, port = where.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())

@@ -2,9 +2,8 @@
 
 The error that a handler raises decides what happens to its message: RequestError drops it,
 ConflictError redelivers it to this replica, UnavailableError to any replica after a pause. Any
-other error is a bug: it is logged with its traceback, and the message is dropped after a few
-attempts. After a dropped message, or events that a loop could not publish, `ResyncRequested` has
-them published again.
+other error is a bug: the message is dropped after a few attempts. After drops, `ResyncRequested`
+has events published again.
 """
 
 import asyncio
@@ -106,7 +105,6 @@ class Runner:
         self.begin = begin
         self.route = str(getattr(service, "route", ""))
         self.unready_reason = NOT_SUBSCRIBED
-        """Why the service is not subscribed or cannot publish, if it is not ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
         self._known_series: dict[tuple[object, ...], Any] = {}
@@ -115,8 +113,7 @@ class Runner:
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled, after NATS is connected.
 
-        With `loops_before_nats` the loops start at once. `begin` is called after all subscriptions,
-        and again if NATS does not accept what it publishes.
+        With `loops_before_nats` the loops start at once.
         """
         inboxes: list[tuple[Role, Inbox]] = []
         async with asyncio.TaskGroup() as tasks:
@@ -188,7 +185,7 @@ class Runner:
             await inbox.gather(role.gather_s)
 
     async def _handle_batch(self, role: Role, batch: list[DeliveredMessage]) -> None:
-        """Handle messages together; after an error, handle each one alone."""
+        """Handle each message alone after an error."""
         error = await self._try_batch(role, batch)
         if error is None or len(batch) == 1 or isinstance(error, UnavailableError):
             self._settle(role, batch, error)
@@ -241,7 +238,7 @@ class Runner:
             self._series(PUBLISHED, subject).inc(count)
 
     def _series(self, metric: M, *labels: str) -> M:
-        """Cache `metric.labels` of this service, which the library looks up slowly."""
+        """The library looks up `metric.labels` slowly."""
         key = (metric, *labels)
         series: M | None = self._known_series.get(key)
         if series is None:
@@ -290,7 +287,7 @@ class Runner:
 
 
 async def run_loop(role: Role, publish: Publish) -> None:
-    """Run a loop until it raises; of a periodic one, publish what each step returns."""
+    """Run until a loop raises; publish what each step of a periodic one returns."""
     method = role.bound()
     if not role.is_periodic:
         await method()
@@ -317,7 +314,6 @@ def _title(role: Role) -> str:
 
 
 def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
-    """Log a line per event, with its pod and trace, if debug logging is on."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     outcome = "is done" if error is None else f"failed: {error}"

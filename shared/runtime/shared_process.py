@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 class SharedProcess:
     def __init__(self, services: Sequence[str]) -> None:
         self.stop = asyncio.Event()
-        """Set when the process ends."""
         self.handlers = LocalHandlers() if len(services) > 1 else None
         """A single service sends its work over NATS, also to itself."""
         self.checks: dict[str, health.Probe] = {
@@ -47,7 +46,7 @@ class SharedProcess:
 async def open_process(
     services: Sequence[str], settings: ServiceSettings
 ) -> AsyncIterator[SharedProcess]:
-    """Serve the endpoints of a process that ends on SIGTERM or SIGINT.
+    """Serve the endpoints until SIGTERM or SIGINT.
 
     `settings.run_file` is written once all services run and every check succeeds.
     """

@@ -35,10 +35,7 @@ _decode = msgspec.json.Decoder(TraceSpan).decode
 
 
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
-    """Return the spans of the newest trace of a pod, in the order of their start.
-
-    `name` is the pod's name or its uid; the pod may be gone.
-    """
+    """Return the newest trace of a pod, which may be gone; `name` may be its uid."""
     spans = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not spans:
         return ()
@@ -108,7 +105,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _parse(line: str) -> TraceSpan | None:
-    """Return None for a line that is cut short, as the last one of a killed service."""
+    """The last line of a killed service may be cut short."""
     try:
         return _decode(line)
     except UNDECODABLE:

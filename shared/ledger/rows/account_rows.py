@@ -45,7 +45,7 @@ GRANT_TTL_S = 30 * 86_400
 
 @dataclass(slots=True)
 class AccountWrite:
-    """One atomic write: guards, which must be unchanged since they were read, and commands."""
+    """Guards must be unchanged since they were read."""
 
     guards: list[Sequence[str]] = field(default_factory=list)
     """Key of a hash, field, and value as it was read."""
@@ -194,7 +194,7 @@ def decode_window(stored: str) -> BudgetWindow:
 
 
 def decode_charge_entry(id_: str, stored: str) -> ChargeEntry:
-    """Decode an entry of the stream, whose ID is its instant."""
+    """The ID is the entry's instant."""
     entry = msgspec.json.decode(stored, type=ChargeEntry)
     return structs.replace(entry, id=id_, ts_ms=instant_of(id_))
 

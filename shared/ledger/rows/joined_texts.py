@@ -1,7 +1,6 @@
 """Texts that the ledger joins with separators, escaped so that no separator occurs in them; pure.
 
-Anti-affinity groups and names of resources are joined with line feeds, gangs and pods with `|`. An
-escaped text is not empty; two texts are equal if and only if their escaped ones are.
+Two texts are equal if and only if their escaped ones are.
 """
 
 from collections.abc import Iterable

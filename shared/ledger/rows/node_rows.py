@@ -157,7 +157,7 @@ def as_device(row: Sequence[Any]) -> DeviceRecord:
 def decode_node_rows(
     rows: Iterable[NodeRowRecord], leases: Iterator[bytes]
 ) -> Iterator[NodeTotals]:
-    """Decode rows of `read_nodes.lua` with their leases; leave out what cannot be read."""
+    """Leave out what cannot be read."""
     return readable(
         lambda of_node: _decode_node_totals(*of_node),
         ((row, list(islice(leases, row.lease_count))) for row in rows),
@@ -226,7 +226,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 
 
 def _facts_with(stored: str, repelling: str) -> NodeFacts:
-    """Decode facts; `repelling` pods count like those that the watcher has reported."""
+    """`repelling` pods count like those that the watcher has reported."""
     facts = _decode_facts(stored)
     terms = set(chain.from_iterable(_decode_terms(repelling)))
     if not terms:

@@ -55,7 +55,7 @@ def decode_quota_totals(
 
 
 def _decoded(flat: Sequence[bytes], decode: Callable[[Any, bytes], T]) -> Iterator[T]:
-    """Decode pairs of names and values; leave out what cannot be read."""
+    """Leave out what cannot be read."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return readable(lambda pair: decode(pair[0].decode(), pair[1]), pairs)
 

@@ -9,18 +9,15 @@ MOST_LEASE_BYTES = 131_072
 """Half of Kubernetes' limit of a pod's annotations, one of which is a copy of the lease."""
 MOST_GROUPS_BYTES = 8_192
 MOST_DEVICE_BYTES = 1_048_576
-"""Groups of 128 leases, and the slots."""
 MOST_NODE_BYTES = 65_536
 MOST_NODE_RESOURCES = 1_000
 """Lua's stack has room for the amounts of so many."""
 MOST_SLOT = 65_535
-"""Of a device, or the position of a MIG instance."""
 MOST_NAME_BYTES = 1_024
 MOST_MIB = 2**31 - 1
 MOST_AMOUNT = 2**53 - 1
 """The highest number that a function counts exactly."""
 MOST_REPELLING_BYTES = 262_144
-"""Of pods on a node that kube-scheduler starts, and that the watcher has not reported yet."""
 MOST_SCHEDULER_REASON = 4_096
 MOST_WAITING_BYTES = 1_048_576
 """NATS carries no larger message."""

@@ -36,7 +36,7 @@ def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
 
 
 def cut(values: bytes) -> Iterator[bytes]:
-    """Cut joined values, which come after the size of an array of their lengths, and the array."""
+    """The lengths come first, in an array, after its size."""
     if not values:
         return
     [size] = _SIZE.unpack_from(values)

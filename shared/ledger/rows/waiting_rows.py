@@ -26,8 +26,7 @@ _LATEST_S = 9_999_999_999.0
 def group_of(request: PodRequest) -> str:
     """Name the group of pods for which a node needs the same room at least.
 
-    The container that requests most decides. Written as
-    `gpus:units:percent:cores:sharing:slotted:mib:slots`.
+    `gpus:units:percent:cores:sharing:slotted:mib:slots` of the container that requests most.
     """
     needs = [_need(container) for container in request.containers if not container.init]
     if not needs:
@@ -37,7 +36,7 @@ def group_of(request: PodRequest) -> str:
 
 
 def order_of(queued: PodQueued) -> str:
-    """Return a sort key of fixed length: highest priority first, then oldest."""
+    """Return a key of fixed length that sorts the highest priority first, then the oldest."""
     created_at = min(max(0.0, queued.created_at), _LATEST_S)
     return f"{rank_of(queued.request.priority)}:{created_at:014.3f}"
 

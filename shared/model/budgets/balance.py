@@ -74,7 +74,6 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
 def _used_and_allowed(
     account: Account, budget: Budget, window_used: int, at_ms: int
 ) -> tuple[int, int | None]:
-    """Return the units used and allowed; a sliding policy adds its earlier windows."""
     allowed = account.windows[-1].allowed_units
     if budget.policy.type is not PolicyType.SLIDING:
         return window_used, allowed
@@ -86,7 +85,6 @@ def _used_and_allowed(
 
 
 def _state_before(account: Account, budget: Budget) -> BudgetState:
-    """Return the previous state; a new calendar window starts with OK."""
     return account.state.state if _state_continues(account, budget) else BudgetState.OK
 
 
@@ -110,7 +108,7 @@ def next_state(
     remaining: int | None,
     rate: int,
 ) -> BudgetState:
-    """Return the next state; a namespace is back in budget only above the hysteresis."""
+    """A namespace is back in budget only above the hysteresis."""
     if remaining is None:
         return BudgetState.OK
     if budget.debt_limit_units is not None and remaining <= min(-budget.debt_limit_units, 0):
@@ -125,10 +123,7 @@ def next_state(
 
 
 def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
-    """Return the units that must remain before an exhausted budget counts as refilled.
-
-    At most half of the limit, so that a heavy user can get back in budget.
-    """
+    """Return at most half of the limit, so that a heavy user can get back in budget."""
     if budget.hysteresis_units is not None:
         return max(1, budget.hysteresis_units)
     limit = budget.limit_units or 0

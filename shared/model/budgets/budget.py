@@ -60,7 +60,6 @@ class PolicyType(StrEnum):
     FIXED = "fixed"
     """Calendar periods; usage starts at 0 in each."""
     SLIDING = "sliding"
-    """A window of `length_ms`, in buckets of `bucket_ms`."""
     BUCKET = "bucket"
     """A token bucket, refilled at a constant rate up to the limit."""
     NONE = "none"
@@ -79,7 +78,6 @@ class BudgetState(StrEnum):
     EXHAUSTED = "exhausted"
     OVERDRAWN = "overdrawn"
     INVALID = "invalid"
-    """No version of the configured budget could be read."""
 
 
 class LeaseClass(StrEnum):
@@ -94,7 +92,6 @@ class OnExhausted(StrEnum):
     QUEUE = "queue"
     DENY = "deny"
     EVICT = "evict"
-    """Running pods are evicted after the grace period."""
 
 
 class AccountRecord(
@@ -105,7 +102,7 @@ class AccountRecord(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """Stored as JSON without the fields that have their defaults."""
+    pass
 
 
 class BudgetPolicy(AccountRecord, frozen=True):
@@ -134,7 +131,6 @@ class Budget(AccountRecord, frozen=True):
     """None if the state is never overdrawn."""
     on_exhausted: OnExhausted = OnExhausted.DEMOTE
     grace_minutes: Amount = 10
-    """From exhaustion to eviction."""
     evict_on_debt: bool = False
     debt_grace_minutes: Amount = 10
     hysteresis_units: Units | None = None
@@ -160,8 +156,6 @@ class ChargedLease(AccountRecord, frozen=True):
 
 
 class BudgetWindow(AccountRecord, frozen=True):
-    """A closed window never changes."""
-
     id: LongText
     start_ms: Amount
     end_ms: Amount | None = None
@@ -188,8 +182,6 @@ class BudgetWindow(AccountRecord, frozen=True):
 
 
 class ChargeEntry(AccountRecord, frozen=True):
-    """The store adds its ID and time."""
-
     window: LongText
     kind: ShortText
     """charge, grant, rollover, adjust or close."""
@@ -244,18 +236,16 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
-    """One atomic update of an account; the store refuses any other revision."""
+    """The store refuses any other revision."""
 
     namespace: Namespace
     revision: int
     windows: tuple[BudgetWindow, ...] = ()
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Until when, by lease."""
     ended: Mapping[str, int] = field(default_factory=dict)
     """When, by lease that is fully charged."""
     entries: tuple[ChargeEntry, ...] = ()
     state: StoredBudgetState | None = None
-    """None to leave it."""
     budget: Budget | None = None
     """None to leave it."""
     grant_key: str = ""
@@ -277,7 +267,6 @@ class Balance:
     current_rate_milli_gpu: int
     leases: int
     exhausted_at_ms: int | None = None
-    """In the past, or at the current rate; None if not foreseeable."""
     problem: str = ""
     currency: str = ""
 
@@ -292,11 +281,10 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """Changes of leases that the accounts have not applied yet."""
+    """That the accounts have not applied yet."""
 
     generation: str
     known_generation: str
-    """The generation that was applied last, or empty."""
     cursor: str
     lost: bool
     """Entries after the cursor were trimmed before they were applied."""
@@ -310,7 +298,6 @@ class Journal:
 class AccountChange:
     namespace: Namespace
     held: tuple[ChargedLease, ...] = ()
-    """Those that are charged already stay unchanged."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
     """Nothing is written to an account of any other."""

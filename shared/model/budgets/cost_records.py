@@ -1,7 +1,7 @@
 """What every GPU was used for, hour by hour; pure.
 
-Amounts are milli-GPU-milliseconds, or fractions in a part of an hour. The five uses add up exactly
-to the milliseconds of all devices, times 1000.
+Amounts are milli-GPU-milliseconds. The five uses add up to the milliseconds of all devices, times
+1000.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ FREE = Namespace("")
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
 MOST_MODELS = 64
-"""In one hour or report: agents report models, and may change them."""
+"""Agents report models, and may change them."""
 OTHER_MODELS = "other models"
 Sums = dict[tuple[Namespace, str], list[Fraction | int]]
 """By namespace and model, an amount for each use."""
@@ -31,12 +31,10 @@ class CostHour(msgspec.Struct, array_like=True):
     from_ms: int
     to_ms: int
     recorded_ms: int
-    """Less than between the two instants if the journal was lost in between."""
     device_ms: dict[str, int] = msgspec.field(default_factory=dict)
     sums: dict[Namespace, dict[str, list[int]]] = msgspec.field(default_factory=dict)
 
     def add_device(self, model: str, passed_ms: int) -> str:
-        """Add the time of a device; return the model that it counts as."""
         counted = counted_model(model, self.device_ms)
         self.device_ms[counted] = self.device_ms.get(counted, 0) + passed_ms
         return counted
@@ -69,7 +67,6 @@ class CostMark:
     hours: Mapping[int, CostHour] = field(default_factory=dict)
     expired: Iterable[int] = ()
     journal_cursor: str = "0-0"
-    """The last entry that the accounts have applied."""
 
 
 def counted_model(model: str, counted: Collection[str]) -> str:
@@ -88,10 +85,7 @@ def add_up(
     *,
     shown: Callable[[Namespace], Namespace] = lambda name: name,
 ) -> tuple[Sums, dict[str, Fraction | int], Fraction | int]:
-    """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
-
-    An hour's amounts count as spread evenly in it.
-    """
+    """Return the amounts, the capacity by model, and the recorded milliseconds of an interval."""
     sums: Sums = {}
     capacity: dict[str, Fraction | int] = {}
     recorded: Fraction | int = 0

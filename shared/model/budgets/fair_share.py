@@ -1,8 +1,7 @@
 """Fair share: the order of waiting pods among namespaces; pure.
 
 Namespaces with budget left come first, then the higher priority, then the namespace with the
-smallest dominant part of all healthy devices, divided by its share of the cluster (dominant
-resource fairness with weights), then the oldest pod.
+smallest weighted dominant share (dominant resource fairness), then the oldest pod.
 """
 
 import heapq
@@ -87,7 +86,7 @@ def fair_share_of(
 def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQueued]:
     """Return waiting pods in the order in which freed capacity is offered to them.
 
-    A pod's request then counts as used: the pods of two namespaces that hold nothing alternate.
+    A pod's request then counts as used: the pods of two namespaces alternate.
     """
     queues: dict[Namespace, list[PodQueued]] = {}
     for pod in queued:
@@ -137,7 +136,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
 
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
-    """Return the approximate amount; the exact one is known after placement."""
+    """Return an approximation; the exact amount is known after placement."""
     amounts = [_requested_amount(container, total) for container in request.containers]
     return max(
         amounts, key=lambda amount: (amount.cores_percent, amount.memory_mib), default=GpuAmount()

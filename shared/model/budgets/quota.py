@@ -1,9 +1,8 @@
 """Quotas: the most that the live leases of a namespace may hold at one time; pure.
 
 Per device, a lease counts with thousandths of its cores and of the device (the larger of its parts
-of cores and memory; without cores of its own, as many as of the memory), with its MiB, and with the
-device as a card: two leases on one card hold one. The ledger counts the same way
-(`functions/common/quota.lua`).
+of cores and memory), with its MiB, and with the device as a card: two leases on one card hold one.
+The ledger counts the same way (`functions/common/quota.lua`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +22,11 @@ from shared.model.bounds import (
 from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
-"""The quota of namespaces without one of their own."""
+"""Without a quota of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """None if not limited."""
-
     cores_milli: Amount | None = None
     milli_gpu: Amount | None = None
     memory_mib: Amount | None = None
@@ -63,18 +60,16 @@ class QuotaExcess:
     """Empty for all devices together."""
     limit: Amount = 0
     used: Amount = 0
-    """By leases, and by other pods of the gang that are reserved for together."""
     requested: Amount = 0
     by_gang: Amount = 0
     """The part of `used` that is for other pods of the gang."""
     label: KeyText = ""
-    """The node label that names the pool, or the model; empty if devices' own names do."""
+    """Empty if devices' own names are compared."""
     values: tuple[LongText, ...] = ()
     """Of `pool` and `model`, what is allowed. Of all `cards`, the devices that are held."""
 
     @property
     def names_places(self) -> bool:
-        """Return whether the pod is within the quota on other nodes, or other models."""
         return bool(self.model) or self.measure in {"pool", "model"}
 
 

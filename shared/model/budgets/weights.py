@@ -27,11 +27,9 @@ class LeaseWeight:
 
 
 def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal]) -> LeaseWeight:
-    """Weigh a lease, exactly, by what it records: also once its devices are gone.
+    """Weigh a lease by what it records: also once its devices are gone.
 
-    The sum of the weights per device, each times its model's factor, is rounded up once. A factor
-    applies to devices whose model contains its name, in any letter case; the longest such name
-    counts.
+    The sum of the weights per device, each times its model's factor, is rounded up once.
     """
     devices = shares_by_device(lease)
     total = Fraction(0)
@@ -89,10 +87,7 @@ def milli_gpu_of(shares: Iterable[HeldPart]) -> int:
 
 
 def gpus_of_share(lease: Lease, share: Share) -> float:
-    """Return a container's part of what its pod has of a device.
-
-    The parts add up to the pod's weight. Init containers have none beside others.
-    """
+    """The parts add up to the pod's weight. Init containers have none beside others."""
     together = [other for other in lease.shares if other.device == share.device]
     running = [other for other in together if not other.init] or together
     if share not in running:
@@ -111,7 +106,7 @@ def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:
 
 
 def _memory(share: Share) -> Fraction:
-    """All of it if the lease was restored without the device's memory."""
+    """Return all of it if the lease was restored without the device's memory."""
     return Fraction(share.memory_mib, share.device_mib) if share.device_mib > 0 else WHOLE
 
 

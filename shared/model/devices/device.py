@@ -47,7 +47,6 @@ from shared.model.requests.request import GpuRequest, SharingPolicy
 LABEL_LENGTH = 63
 MOST_XIDS = 16
 UNNAMED = DeviceUuid("")
-"""Of a GPU that the driver has not initialised."""
 NO_RESPONSE_CODE = "NoResponse"
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
@@ -78,7 +77,6 @@ class MigProfile:
     """The shape of a MIG instance, and how many of it a layout has."""
 
     name: ShortText
-    """NVIDIA's, such as `1g.10gb`."""
     memory_mib: Mib
     count: Annotated[int, Meta(ge=0, le=16)]
 
@@ -116,7 +114,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     cores_percent: Percent = 0
     shares: Count = 0
     slots: Annotated[str, Meta(max_length=4096)] = ""
-    """Slots, or positions of the layout: the digit `1` for each that is held."""
+    """The digit `1` for each slot, or position of the layout, that is held."""
     layout: ShortText = ""
     mode: SharingMode = "hami-core"
 
@@ -131,7 +129,6 @@ class Leftover:
     since: Seconds
     claim: bool = False
     pids: Annotated[tuple[Amount, ...], Meta(max_length=MOST_PIDS)] = ()
-    """PIDs on the node; empty while the kubelet or the agent's records have the pod."""
     leased: bool = False
     """Its lease ends when the processes have."""
 
@@ -166,13 +163,12 @@ class Device:
     fault: LongText = ""
     numa: Index | None = None
     pcie: ShortText = ""
-    """PCIe root complex, such as `pci0000:3a`; or empty."""
+    """PCIe root complex, such as `pci0000:3a`."""
     bus: ShortText = ""
-    """PCI address, such as `0000:3b:00.0`; or empty."""
+    """PCI address, such as `0000:3b:00.0`."""
     links: Links = field(default_factory=dict)
     """HAMi's score of the pair: 10 across sockets to 60 on one board, plus 100 per NVLink."""
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
-    """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
     replicas: Replicas | None = None
     offer: Offer = HAMI_CORE_ALONE
@@ -180,10 +176,10 @@ class Device:
     missing: Annotated[tuple[MissingEnforcer, ...], Meta(max_length=len(LABELS))] = ()
     power_limit_w: Count = 0
     numa_cpus: Count | None = None
-    """CPUs of its NUMA node that the kubelet can give exclusively, less those that pods have beyond
-    their leases; None if the kubelet does not reject containers that would get other CPUs."""
+    """CPUs of its NUMA node that the kubelet can give exclusively; None if it does not reject
+    containers that would get other CPUs."""
     one_numa: bool = False
-    """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
+    """Policy `single-numa-node`."""
     held: Held | None = None
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
 
@@ -215,7 +211,6 @@ class Device:
 
     @property
     def leftover_text(self) -> str:
-        """For users of any namespace."""
         if not self.leftovers:
             return ""
         mib = sum(leftover.memory_mib for leftover in self.leftovers)
@@ -251,13 +246,13 @@ def model_label(model: str) -> str:
 
 
 def longest_name_in(model: str, names: Iterable[str]) -> str | None:
-    """Return the longest name that the model contains, in any letter case, or None."""
+    """Ignore letter case; return None if the model contains no name."""
     contained = [name for name in names if name.lower() in model.lower()]
     return max(contained, key=len) if contained else None
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
-    """Return a device's fault; empty if it names a pod of a hidden namespace."""
+    """Empty if the fault names a pod of a hidden namespace."""
     named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
     return fault if all(map(is_visible, named)) else ""
 
@@ -271,21 +266,19 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fence: int = 0
     anti_affinity_groups: frozenset[str] = frozenset()
     exclusive: bool = False
-    """A share has the device exclusively, or the device is claimed."""
+    """Also if the device is claimed."""
     slots_taken: str = ""
-    """As `Held.slots`."""
     layout: str = ""
     mode: SharingMode | Literal[""] = ""
-    """Empty while nothing is on the device."""
     claimed_by: bool = False
     """It is reserved for a pod that preempts, or whose start is planned."""
     claimed_until: int = 0
-    """Unix seconds by which leases must end to use a claimed device; 0 if none may."""
+    """Leases that end by this Unix second may use a claimed device; 0 if none may."""
     held: Held | None = None
 
     @property
     def taken(self) -> "DeviceUse":
-        """What no other share can get, including what is held beyond the leases."""
+        """With what is held beyond the leases."""
         held = self.held
         if held is None:
             return self
@@ -309,7 +302,7 @@ def _either(first: str, second: str) -> str:
 
 
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
-    """0 leaves it unclaimed."""
+    """Claim the device until an instant; 0 leaves it unclaimed."""
     return structs.replace(
         use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
     )
@@ -368,10 +361,7 @@ def isolation_allows(
 def holding_of(
     request: GpuRequest, device: Device, mode: SharingMode | Literal[""] = ""
 ) -> Holding | None:
-    """Return what would hold a share for `request` on a device in this mode, or None.
-
-    A whole device satisfies any demand but one for MIG: nothing else is on it.
-    """
+    """Return what would hold a share for `request` on a device in this mode, or None."""
     demand = request.held_by
     if demand.memory == "mig":
         return INSTANCE if device.mode is DeviceMode.MIG else None
@@ -385,7 +375,7 @@ def holding_of(
 
 
 IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
-"""Policies that need an idle device. A tuple, since enum members hash slowly."""
+"""A tuple, since enum members hash slowly."""
 
 
 def device_refusal(
@@ -402,9 +392,9 @@ def device_refusal(
     `use` is by other pods, `own` by earlier containers of the same pod. The checks are in Volcano's
     order, so that its users find the reason that they expect.
 
-    This is the definition. Where it is too slow, or must not be believed, it is coded again:
-    `shared.placing.index` for all nodes at once, `capacity.lua` in one step with the reservation,
-    and the node agent's `device_guard` by its own records alone. `test_fits.py` compares them.
+    This is the definition. It is coded again where it is too slow, or must not be believed: in
+    `shared.placing.index`, `capacity.lua`, and the node agent's `device_guard`. `test_fits.py`
+    compares them.
     """
     if device.replicas is not None and device.healthy:
         refusal = device.replicas.refusal(request)
@@ -528,7 +518,6 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Deni
 
 
 TEMPERATURE = "temperature"
-"""Prefix of those reasons of `Hardware.throttle`."""
 
 
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,14 +40,14 @@ LABELS: dict[Enforcer, str] = {
 MEMORY_BY_DEFAULT: tuple[MemoryEnforcer, ...] = ("driver", "hami-core")
 """In order of preference, for pods that demand none. Others need a pod's demand."""
 MPS: Mapping[MemoryEnforcer, ComputeEnforcer] = {"mps": "mps", "mps-shared": "mps-shared"}
-"""Memory and cores by MPS: by a server of the container, or of the GPU."""
+"""By a server of the container, or of the GPU."""
 BESIDE_MPS: Mapping[ComputeEnforcer, tuple[MemoryEnforcer, ...]] = {
     compute: ("driver", memory) for memory, compute in MPS.items()
 }
 """In order of preference: MPS and HAMi-core would limit each other."""
 COMPUTE_BY_DEFAULT: tuple[ComputeEnforcer, ...] = ("hami-core",)
 JOINED: tuple[SharingMode, ...] = ("driver", "hami-core", "none")
-"""Modes in which a share may run beside others although nothing holds it."""
+"""A share may run beside others although nothing holds it."""
 
 
 class Holding(NamedTuple):

@@ -25,26 +25,23 @@ HOSTNAME = "kubernetes.io/hostname"
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Other device annotations of the node are derived."""
 DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
-"""Prefix of node annotations that close the device of an index; the value is the reason."""
+"""Of node annotations that close the device of an index; the value is the reason."""
 CORDONED = "cordoned"
 CORDON_MANAGER = "leasehold:"
-"""Prefix of the field manager of `leasehold cordon`; the user's name follows."""
+"""Of the field manager of `leasehold cordon`; the user's name follows."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
-"""Prefix of node annotations that record our entries in a list that other programs also write."""
+"""Of node annotations that record our entries in a list that other programs also write."""
 OWN_LABELS = f"{OWN_ENTRIES_PREFIX}labels"
 SHARING_CONDITION = "leasehold.dev/GpuSharing"
-"""Condition of nodes whose GPUs were once not offered as configured."""
 
 NOT_LISTED_CODE = "NotListed"
 REPLACED_CODE = "Replaced"
-"""Faults of a device that its node's agent remembers, and that is gone."""
 CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a cordoned node serves; the reason follows."""
 
 AGENT_STARTING = "leasehold.dev/starting"
 """Replaces them until the node's agent knows its kubelet."""
 AGENT_STOPPING = "leasehold.dev/stopping"
-"""Replaces them while the node's agent ends."""
 
 
 def cordon_reason(served: Iterable[str]) -> str:
@@ -70,7 +67,6 @@ class NodeRevision:
 
     node: Revision = 0
     pods: Revision = 0
-    """The highest among the pods whose usage is counted."""
 
 
 UNKNOWN_REVISION = NodeRevision()
@@ -82,7 +78,6 @@ LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
     "Exists": lambda value, _: value is not None,
     "DoesNotExist": lambda value, _: value is None,
 }
-"""Whether a label, or None, meets a requirement."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,7 +91,7 @@ class LabelRequirement:
 class AntiAffinityTerm:
     """Required anti-affinity of a running pod: its topology domain repels these pods.
 
-    kube-scheduler obeys it for every pod that it places, whatever that pod itself requires.
+    kube-scheduler obeys it for every pod that it places:
     https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
     """
 
@@ -129,7 +124,7 @@ class NodeFacts:
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet refuses pods that request them."""
     other_manager: ShortText = ""
-    """What shows that another program gives out parts of the node's GPUs by annotations of pods."""
+    """What shows that another program gives out parts of the node's GPUs."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted;

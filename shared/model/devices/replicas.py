@@ -20,14 +20,13 @@ _MODES: dict[Strategy, SharingMode] = {"time-slicing": "time-slicing", "mps": "m
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How a device is divided into replicas, of which pods request a number and no amounts.
 
-    By time-slicing nothing holds a replica's part of memory and cores. By MPS both are held.
+    By MPS their parts of memory and cores are held, by time-slicing not.
     """
 
     number: Annotated[int, Meta(ge=LEAST_REPLICAS, le=MOST_REPLICAS)]
     strategy: Strategy
     resource: KeyText
     one_per_container: bool = False
-    """A container that requests several gets none."""
 
     @property
     def mode(self) -> SharingMode:
@@ -41,7 +40,6 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
         return device_mib // self.number
 
     def holding(self, offer: Offer, mode: SharingMode | Literal[""]) -> Holding | None:
-        """Return what would hold a replica of a device in this mode, or None if nothing does."""
         if mode not in ("", self.mode):
             return None
         if self.strategy == "time-slicing":

@@ -13,7 +13,7 @@ from shared.model.bounds import NameText
 from shared.model.names import Namespace, NodeName, PodUid
 
 ADMISSION = "leasehold.dev/admission"
-"""Pod annotation: when its admission review began and ended, in ns; used only by traces."""
+"""Pod annotation: when its admission review began and ended, in ns."""
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
@@ -58,12 +58,12 @@ class Event:
 
     @property
     def follows_wait(self) -> bool:
-        """Whether time has passed since its cause, to which its spans then link."""
+        """Its spans link to those of its cause."""
         return False
 
     @property
     def follows_start(self) -> bool:
-        """Whether its pod may have started long ago: its spans link to those of the start."""
+        """Its spans link to those of the pod's start."""
         return False
 
 

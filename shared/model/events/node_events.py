@@ -49,8 +49,6 @@ Fences = Annotated[Mapping[DeviceUuid, Fence], Meta(max_length=MOST_ALLOCATIONS)
 class DeviceReported(
     NodeEvent, subject="device.reported.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """The full state of a node."""
-
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
     served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
     newly_served: Annotated[tuple[KeyText, ...], Meta(max_length=64)] = ()
@@ -58,12 +56,11 @@ class DeviceReported(
     allocations: Annotated[tuple[Allocation, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     reported_at: Seconds = 0.0
     pods_unreadable: bool = False
-    """The agent cannot read the kubelet's pod list and matches leases by their requests."""
+    """Leases are matched by their requests."""
     other_plugin: ClassVar[bool] = False
     fences: Fences = field(default_factory=dict)
-    """The newest fence that the agent has honoured for each device, also for pods that ended."""
+    """Also for pods that ended."""
     config_errors: MessageText = ""
-    """Of the latest version of a device configuration."""
     unread: Annotated[tuple[UnreadDevice, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
@@ -96,7 +93,7 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
     container: ContainerText = ""
     claim: bool = False
     version: Fence | None = None
-    """Of the lease of a claim: another one may have replaced it before this is handled."""
+    """Of a claim's lease: another may have replaced it before this is handled."""
 
 
 class ViolationReason(StrEnum):

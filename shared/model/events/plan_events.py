@@ -27,17 +27,13 @@ class PlansChanged(Event, subject="plans.changed.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReported(PodEvent, subject="start.reported.v1", delivery=Delivery.WORK):
-    """The binder shows the decision in an Event and in the pod's condition.
-
-    A start that is WITHDRAWN with an empty text is removed from the condition alone.
-    """
+    """The binder shows the decision in an Event and in the pod's condition."""
 
     decision: StartDecision
     text: MessageText = ""
     once: bool = False
     """An equal Event is not counted up."""
     opened_at: Seconds = 0.0
-    """When the start was stored, or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ MUST_WAIT = ", but it must wait: "
 
 
 def message_digest(message: str) -> int:
-    """Return a number, never 0, that differs for different reasons in messages of a condition."""
+    """Return a number, never 0, that differs for different reasons."""
     reason, _, _ = message.partition(PLANNED_START)
     return zlib.crc32(reason.rstrip().encode()) or 1
 
@@ -61,12 +61,12 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     """0 at first; positive: the ledger's capacity number for which it is queued again; negative:
     the number of the resync."""
     shown: Amount = 0
-    """In a resync, the digest of the reason in the pod's condition; or 0."""
+    """In a resync, the digest of the reason in the pod's condition."""
     labels: Labels = field(default_factory=dict)
     by_kube_scheduler: bool = False
     """A kube-scheduler chooses its node: no placer does."""
     handed_over: LongText = ""
-    """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
+    """The fields for which kube-scheduler chooses its node."""
     scheduler: NameText = ""
     """The `schedulerName` of a pod that waits for ResourceClaims and is not Leasehold's."""
 
@@ -77,13 +77,11 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
-    """The request of a pod can never be granted."""
-
     resource_version: NameText
     reason: MessageText
     trace: TraceText = ""
     foreign: bool = False
-    """A pod of another scheduler, which may request GPUs by resources that nothing serves."""
+    """Of another scheduler, which may request GPUs by resources that nothing serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +97,11 @@ class PodGated(PodEvent, subject="pod.gated.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WORK):
-    """A pod was deleted, or reached a terminal phase."""
-
     node: NodeName | None
     phase: ShortText
     """`Succeeded` or `Failed` as the kubelet reported; empty if the pod was deleted before."""
     rejection: LongText = ""
-    """`REASON: MESSAGE` of the kubelet that rejected the pod; or empty."""
+    """`REASON: MESSAGE` of the kubelet that rejected the pod."""
     trace: TraceText = ""
 
     @property
@@ -115,8 +111,6 @@ class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged(Event, subject="node.changed.v1", delivery=Delivery.WORK):
-    """A node's full state after a change that matters for placement."""
-
     node: NodeFacts
     deleted: bool = False
     revision: NodeRevision = UNKNOWN_REVISION
@@ -133,7 +127,6 @@ class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
 
 
 LEASE_PRESENT = "yes"
-"""In the place of a pod's lease, in a list that needs no more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +152,7 @@ class ListedPods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
-    """A complete list of the pods that have not terminated, in chunks.
+    """All pods that have not terminated, in chunks.
 
     The binder compares it with leases and waiting pods, and rebuilds an empty ledger from it.
     """
@@ -190,14 +183,13 @@ class PlacementRefused(PodEvent, subject="placement.refused.v1", delivery=Delive
 class PodHandedOver(Event, subject="pod.handed_over.v1", delivery=Delivery.WORK):
     queued: PodQueued
     reason: MessageText = ""
-    """The message of its condition PodScheduled; empty before kube-scheduler has tried it."""
+    """Of the condition PodScheduled; empty before kube-scheduler has tried it."""
     bound: bool = False
-    """It waits no longer, although it gets no lease: only its ResourceClaims have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFilteredOut(Event, subject="pod.filtered_out.v1", delivery=Delivery.WORK):
-    """kube-scheduler has no node for the pod: the extender refused those that were left."""
+    """The extender refused the nodes that kube-scheduler had left."""
 
     queued: PodQueued
     refusal: Refusal
@@ -243,8 +235,6 @@ class LeaseResized(Event, subject="lease.resized.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event, subject="ledger.rebuilt.v1"):
-    """Watchers publish the waiting pods again."""
-
     generation: NameText
 
 
@@ -254,7 +244,7 @@ class ResyncRequested(Event, subject="resync.requested.v1"):
 
     reason: MessageText
     request_id: NameText = ""
-    """Returned in the `PodsListed` of lists that begin after this; or empty."""
+    """Returned in the `PodsListed` of lists that begin after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,18 +252,16 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
     service: ShortText
     instance: NameText
     node: NameText = ""
-    """If the service runs once per node."""
     interval_s: Seconds = 5.0
     stopping: bool = False
     unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=16)] = ()
-    """Empty once it is ready."""
     version: ShortText = ""
     settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(
         default_factory=dict
     )
     """Digest of each setting in the environment of a pod, by the variable; empty elsewhere."""
     sent_at: Seconds = 0.0
-    """By the sender's clock; 0 of earlier versions."""
+    """0 of earlier versions."""
 
     @property
     def route(self) -> str:
@@ -293,7 +281,7 @@ class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
 
     memory_mib: Mib
     memory_units: Mib
-    """The most of any device, by the unit of its node (Volcano: `gpuMemoryFactor`)."""
+    """By the unit of its node (Volcano: `gpuMemoryFactor`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

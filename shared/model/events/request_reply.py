@@ -51,10 +51,7 @@ class LeasesReply(Event, subject="leases.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_agent=True):
-    """A node agent requests the lease of a ResourceClaim that the kubelet prepares.
-
-    The ledger writes it again if it was lost. The reply is a `LeasesReply`.
-    """
+    """The ledger writes a claim's lease again if it was lost. The reply is a `LeasesReply`."""
 
     claim: LeaseHolder
 
@@ -69,10 +66,10 @@ class BindRequest(NodeEvent, subject="bind.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindReply(Event, subject="bind.reply.v1"):
     deferred_pods: PodsOfNode = ()
-    """Pods that the kubelet would refuse at this moment; the binder requests them again."""
+    """Those that the kubelet would refuse now; the binder requests them again."""
     reason: MessageText = ""
     window_open: bool = True
-    """The admission window is open: the binder need not request other pods for a moment."""
+    """The binder need not request other pods for a moment."""
     retry_soon: bool = False
     """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
@@ -80,7 +77,7 @@ class BindReply(Event, subject="bind.reply.v1"):
     """More deferred pods: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
     unserved_s: Seconds = 0.0
-    """For how long the kubelet has been unable to allocate each of their resources."""
+    """For how long the kubelet has been unable to."""
     refusals: Annotated[Mapping[PodUid, MessageText], Meta(max_length=MOST_ALLOCATIONS)] = field(
         default_factory=dict
     )
@@ -93,7 +90,6 @@ class TerminationRequest(NodeEvent, subject="termination.request.v1"):
 
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
-    """The agent reads one state for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +103,11 @@ class SlicesRequest(NodeEvent, subject="slices.request.v1"):
     """A binder has a node agent write ResourceSlices by the ledger's current leases.
 
     Sent before a claim is refused, so that the scheduler does not allocate the same share again.
-    The agent replies once the API server has its slices.
+    The reply follows once the API server has the slices.
     """
 
     renewed: bool = False
-    """They are written even if nothing has changed, so that kube-scheduler tries pods with
-    ResourceClaims again."""
+    """Also without a change, so that kube-scheduler tries pods with ResourceClaims again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +118,6 @@ class SlicesReply(Event, subject="slices.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
-    """The webhook has an allocation leased that a scheduler is writing now."""
-
     claim: AllocatedClaim
     trace: TraceText = ""
 
@@ -134,7 +127,7 @@ class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
     """Empty if it is decided after the write."""
 
     devices: tuple[CopyText, ...] = ()
-    """If the claim is leased, entries for its `status.devices`, each a JSON object."""
+    """Entries for its `status.devices`, each a JSON object."""
     refusal: MessageText = ""
 
 
@@ -156,12 +149,12 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     applied: bool
     reason: MessageText = ""
     in_use_mib: Mib = 0
-    """Memory in use on the device that prevents it: the smallest possible limit."""
+    """On the device that prevents it: the smallest possible limit."""
     may_follow: bool = False
     """The driver keeps a larger limit now, and may set this one later."""
     container: ContainerText = ""
     kept: ShareSize | None = None
-    """The size that `container` keeps, as other pods have been given the rest of its device."""
+    """Other pods have been given the rest of its device."""
 
     def resize_back(self, pod: PodUid) -> "ResizeRequest | None":
         if self.kept is None:
@@ -197,7 +190,6 @@ class ResizeRequest(Event, subject="resize.request.v1"):
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
     actor: NameText = ""
-    """The user, as the API authenticated it."""
 
     @classmethod
     def of_waiting(cls, pod: PodUid, size: WaitingSize) -> "ResizeRequest":
@@ -212,8 +204,7 @@ class ResizeRequest(Event, subject="resize.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeReply(Event, subject="resize.reply.v1"):
     outcome: ShortText
-    """`resized`, `unchanged`, `waiting` (for less memory in use), `refused`, or `unavailable` (the
-    same request may succeed later)."""
+    """`resized`, `unchanged`, `waiting` (for less memory in use), `refused`, or `unavailable`."""
     reason: MessageText = ""
     hint: MessageText = ""
     container: ContainerText = ""
@@ -222,7 +213,6 @@ class ResizeReply(Event, subject="resize.reply.v1"):
     before: ShareSize | None = None
     after: ShareSize | None = None
     pending: tuple[MessageText, ...] = ()
-    """Steps that follow automatically and are not confirmed yet."""
     notes: tuple[MessageText, ...] = ()
 
 
@@ -232,7 +222,7 @@ class PodBindingRequest(Event, subject="pod_binding.request.v1"):
 
     queued: PodQueued
     placement: Placement
-    """Without shares: those that the pod has on this node already, or that are claimed for it."""
+    """Without shares: those that the pod has on this node, or that are claimed for it."""
     repels: Annotated[tuple[AntiAffinityTerm, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Its required anti-affinity, in all namespaces where it selects namespaces by labels."""
 
@@ -266,7 +256,7 @@ class DryRunReply(Event, subject="preemption_plan.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest(Event, subject="grant.request.v1"):
-    """A user, whose right was checked, grants GPU time to a namespace; any timekeeper replies."""
+    """The user's right was checked; any timekeeper replies."""
 
     namespace: Namespace
     minutes: ShortText
@@ -284,4 +274,4 @@ class GrantReply(Event, subject="grant.reply.v1"):
     remaining: ShortText = ""
     """GPU-minutes; empty without a limit."""
     missing: ShortText = ""
-    """What must be granted until the namespace is back in budget; or empty."""
+    """Until the namespace is back in budget."""

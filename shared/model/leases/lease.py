@@ -49,7 +49,6 @@ class LeaseState(StrEnum):
     RESERVED = "reserved"
     """Held until `expires_at` for a pod that is not bound yet."""
     BOUND = "bound"
-    """The pod is bound to the node, or about to be."""
     ACTIVE = "active"
     """The kubelet has the devices from the node agent."""
     RELEASED = "released"
@@ -66,7 +65,7 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 
 def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
-    """Return the states that a lease in each state can come to, in any number of transitions."""
+    """Return the states that a lease can come to in any number of transitions."""
     reached: dict[LeaseState, frozenset[LeaseState]] = {}
 
     def search(state: LeaseState) -> frozenset[LeaseState]:
@@ -94,7 +93,7 @@ class StaleLeaseError(ConflictError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedUnits:
-    """For dialects that must report the amounts again."""
+    """The amounts as requested, for dialects that must report them again."""
 
     memory_mib: Mib
     """A MIG share takes the whole memory of its instance, whatever was requested."""
@@ -120,7 +119,7 @@ RESIZE_WAITING = "ResizeWaiting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingSize(ShareSize):
-    """A smaller size that a container gets as soon as no more memory than that is in use."""
+    """A smaller size that a container gets as soon as it uses no more memory."""
 
     container: ContainerText
     since: Seconds
@@ -129,7 +128,7 @@ class WaitingSize(ShareSize):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocation:
     generation: GenerationText
-    """Differs between allocations of one claim: `shared.model.requests.claim.generation_of`."""
+    """Differs between allocations of one claim."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in `status.reservedFor`, sorted."""
 
@@ -150,7 +149,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     slotted: bool = True
     init: bool = False
     slot: Count | None = None
-    """Assigned by the ledger if the share is slotted."""
     fence: Fence = 0
     """Raised by the ledger for each share of the device; higher is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
@@ -160,10 +158,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
     share_id: ShortText = ""
-    """`shareID` of the claim's allocation result; empty for a pod, and for a whole device."""
+    """Of the claim's allocation result; empty for a pod, and for a whole device."""
     memory: MemoryEnforcer = "hami-core"
     compute: ComputeEnforcer = "hami-core"
-    """What holds it to `cores_percent`; 0 of them are neither limited nor reserved."""
+    """0 % of the cores are neither limited nor reserved."""
     mode: SharingMode = "hami-core"
 
     @property
@@ -197,7 +195,7 @@ class Booking:
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the ledger only keeps of a lease, most of it from its request."""
+    """What the ledger only keeps of a lease."""
 
     name: NameText
     claim: ClaimAllocation | None = None
@@ -215,7 +213,6 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     intervals: Annotated[dict[ContainerText, Interval], Meta(max_length=MOST_SHARES)] = (
         msgspec.field(default_factory=dict)
     )
-    """Of time slices for which a claim's parameters ask, by request."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):
@@ -253,7 +250,6 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """In the kubelet's order; or requests of a claim."""
         return tuple(dict.fromkeys(share.container for share in self.shares))
 
     @property
@@ -277,7 +273,7 @@ def time_slices_of(
 
 END_MARGIN_S = 15.0
 """From a pod's deadline and grace period until its lease has ended: the kubelet compares deadlines
-once a second, counts from its first status of the pod, after Allocate, and then reports the end."""
+once a second, counts from its first status of the pod, and then reports the end."""
 
 
 def ends_by(lease: Lease) -> float | None:
@@ -294,7 +290,7 @@ def ends_by(lease: Lease) -> float | None:
 def end_text(term: Term, now: float) -> str:
     """Return when a pod that starts now reaches its maximum run time, or "".
 
-    The text is RFC 3339 in UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
+    In UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
     """
     if term.max_run_s is None:
         return ""
@@ -329,8 +325,7 @@ def _start(lease: Lease) -> float:
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 
-    `shares` are in the order of the pod's containers: an init container of 4 GiB before one of 6
-    GiB books 6 GiB.
+    `shares` are in the order of the pod's containers, since init containers end before others.
     """
     beside: dict[DeviceUuid, list[Share]] = {}
     for share in shares:
@@ -359,7 +354,6 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
 
 
 def _common_mode(shares: Iterable[Share]) -> SharingMode:
-    """Return the mode of a pod's shares; a whole device may be one for init containers only."""
     modes = (share.mode for share in shares if share.mode != "exclusive")
     return next(modes, "exclusive")
 
@@ -390,7 +384,6 @@ MOST_PROCESSES = 8
 class ProcessUse:
     pid: Amount
     inner_pid: Amount = 0
-    """In its container, or 0 if it is not known."""
     command: ShortText = ""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
@@ -411,10 +404,9 @@ class ShareMeasurement:
     idle_since: Seconds | None = None
     """Unix seconds of the last kernel or change of memory; None while it is in use."""
     held_memory_mib: Mib | None = None
-    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    """As read back; None where there is nothing to read."""
     held_cores_percent: Percent | None = None
     held_difference: LongText = ""
-    """How that differs from the lease."""
     read_back_at: Seconds = 0.0
 
     @property

@@ -38,7 +38,6 @@ def lease_outline(text: str) -> LeaseOutline:
 
 
 def dump_lease(lease: Lease) -> str:
-    """Encode a lease as compact JSON, which `load_lease` reads as bound."""
     return msgspec.json.encode(copy_of(lease)).decode()
 
 

@@ -23,12 +23,11 @@ class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[Placement, ...]
     priority: int = 0
     read_version: int | None = None
-    """The ledger's version by which the candidates were chosen: no lease is given beside a pod that
-    `repels` others and was reserved for later. None for kube-scheduler, which knows such pods."""
+    """By which the candidates were chosen: no lease is given beside a pod that `repels` others and
+    was reserved for later. None for kube-scheduler, which knows such pods."""
     repels: tuple[AntiAffinityTerm, ...] = ()
-    """The pod's required anti-affinity, in force before the watcher reports it."""
+    """In force before the watcher reports it."""
     selected_as: tuple[str, ...] = ()
-    """Resources as which it is counted for the rules of other pods."""
     guards: tuple[str, ...] = ()
     """Those of its own rules: no more of them may be reserved since `read_version`."""
     uncounted: Uncounted = ()
@@ -104,8 +103,6 @@ class NoCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangIncomplete:
-    """The pod fits, but its gang does not: no pod of it is reserved for."""
-
     pod: PodUid
 
 
@@ -157,7 +154,6 @@ class LedgerChange:
     cause: str
     capacity: int
     version: int = 0
-    """The highest that the ledger had given then."""
     nodes: tuple[LedgerNode, ...] = ()
     removed: tuple[NodeName, ...] = ()
     used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
@@ -170,10 +166,9 @@ class LedgerStatus:
     capacity: int
     vanished: int
     expires_at: float
-    """When the first reservation expires; 0 without one."""
+    """Of the first reservation; 0 without one."""
     waiting: int
     unsynced: int
-    """Leases whose nodes or annotations may be outdated after a resize."""
     preemptions: int
     budgets: int
     changed_gangs: int
@@ -191,14 +186,13 @@ class LedgerSnapshot:
 
 class UnreadableRecord(NamedTuple):
     kind: str
-    """The key that has it, such as `leases`, without prefix."""
     key: str
     """UID of the pod, UUID of the device, name of the node, quota's namespace; or empty."""
     node: str = ""
 
 
 UNTRIED = "KubeScheduler"
-"""The code of the reason of a pod that kube-scheduler keeps waiting, and no extender refused."""
+"""Of a pod that kube-scheduler keeps waiting, and no extender refused."""
 RESERVED_FOR_OTHER = -1
 """Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 
@@ -219,7 +213,7 @@ class WaitingPod:
 
     @property
     def was_filtered_out(self) -> bool:
-        """Whether the extender has refused it, of a pod whose node kube-scheduler chooses."""
+        """The extender has refused it."""
         return self.queued.by_kube_scheduler and self.refusal.counts != ((UNTRIED, 0),)
 
     @property
@@ -278,7 +272,6 @@ class GangEnrollment:
     """By priority, then age. Empty while they are too few, and once the gang runs, unless an
     enrolled pod was queued again."""
     leases: tuple[Lease, ...] = ()
-    """If enrolled pods have leases: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
     nodes: tuple[NodeName, ...] = ()
     """Of a gang with a topology: the nodes on which its pods hold leases."""
@@ -290,12 +283,11 @@ class WaitResult:
     already_leased: tuple[Lease, ...] = ()
     gone: tuple[PodUid, ...] = ()
     changed: tuple[PodUid, ...] = ()
-    """Pods that waited already, for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
-    """The stored totals of a node and the leases whose sum they must be, read atomically."""
+    """The stored totals of a node and the leases whose sum they must be."""
 
     node: LedgerNode
     leases: tuple[Lease, ...]
@@ -329,10 +321,7 @@ def with_changes(
 def counted_use(
     leases: Iterable[Lease],
 ) -> tuple[dict[DeviceUuid, DeviceUse], dict[NodeName, dict[str, int]]]:
-    """Sum up what leases take of devices and nodes, to which the ledger's totals must be equal.
-
-    Fences are the highest among the leases; a device's own may be higher.
-    """
+    """The ledger's totals must be equal to it. Only fences of devices may be higher."""
     devices: dict[DeviceUuid, DeviceUse] = {}
     nodes: dict[NodeName, dict[str, int]] = {}
     for lease in leases:

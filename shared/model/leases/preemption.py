@@ -12,7 +12,7 @@ from shared.model.quantity import timestamp
 from shared.model.requests.request import Gang
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
-"""Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
+"""RFC 3339. A volume can expose it to the pod."""
 MOST_START_EVENTS = 16
 
 
@@ -21,10 +21,8 @@ class PreemptionCause(StrEnum):
 
     EXPIRED = "expired"
     RECLAIMABLE = "reclaimable"
-    """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
     POLICY = "policy"
-    """The exhausted budget of its namespace evicts running pods."""
     VIOLATION = "violation"
     """It violates its limits, and the administrator enabled eviction for that."""
 
@@ -33,7 +31,6 @@ class PreemptionStage(StrEnum):
     OPENED = "opened"
     """Devices are claimed; no victim is announced yet."""
     ANNOUNCED = "announced"
-    """Victims know the time of their eviction."""
     EVICTING = "evicting"
     HANDED = "handed"
 
@@ -64,7 +61,7 @@ class Victim:
     owner: str
     """UID of its controller, or `NAMESPACE/NAME`."""
     budget: str
-    """State of its namespace's budget when it was chosen; empty for other causes."""
+    """Of its namespace when it was chosen; empty for other causes."""
     grace_s: float
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
@@ -100,8 +97,8 @@ class Preemption:
     UID."""
     victims: tuple[Victim, ...]
     wanted: tuple[Reservation, ...] = ()
-    """Of the preemptor pod, or of all pods of the gang that start together; of a `claiming` pod,
-    that of its ResourceClaim, which gets the lease."""
+    """Of the preemptor pod, or of all pods of the gang; of a `claiming` pod, that of its
+    ResourceClaim."""
     claiming: ClaimingPod | None = None
     """The preemptor pod if it waits for a ResourceClaim."""
     gang: Gang | None = None
@@ -115,7 +112,7 @@ class Preemption:
     notice_s: float = 0.0
     reason: str = ""
     cancelled: str = ""
-    """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
+    """The planner gives it up: nothing is evicted."""
     by_kube_scheduler: bool = False
     """kube-scheduler chooses the preemptor pod's node, and is offered the devices."""
 
@@ -129,7 +126,6 @@ class Preemption:
 
     @property
     def holders(self) -> tuple[PodUid, ...]:
-        """UIDs of what gets the leases: the pods, or the ResourceClaim."""
         return tuple(reservation.pod for reservation in self.wanted)
 
     @property
@@ -182,7 +178,7 @@ class EvictionRecord:
     devices: tuple[DeviceUuid, ...]
     outcome: EvictionOutcome
     for_pod: str = ""
-    """UID of the pod that gets the devices; empty for a gang, or if there is none."""
+    """Of the pod that gets the devices; empty for a gang."""
     for_namespace: str = ""
     for_name: str = ""
     """Of the pod, or `gang NAME`."""
@@ -223,7 +219,6 @@ class PromiseOutcome(StrEnum):
     WITHDRAWN = "withdrawn"
     """Its pods have an Event with the reason."""
     NOT_NEEDED = "not_needed"
-    """Its pods are gone, or have started without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +236,8 @@ class StoredStart:
     id: str
     wanted: tuple[Reservation, ...]
     at_once: tuple[Mapping[str, int], ...]
-    """How much of each pod's ordinary resources is claimed from the start; the rest is freed by the
-    leases that end first."""
+    """Of each pod's ordinary resources, claimed from the start; the leases that end first free the
+    rest."""
     waits_for: tuple[EndingLease, ...]
     """In the order of their ends."""
     at: float

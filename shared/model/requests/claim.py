@@ -23,21 +23,19 @@ CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 CLAIMS_FIELD = "spec.resourceClaims"
 
 RETRIED_AT = "leasehold.dev/claims-retried-at"
-"""Annotation of a pod that waited on its node although its claims had leases. Its change makes the
-kubelet try again."""
+"""Of a pod that waited on its node although its claims had leases. A change makes the kubelet try
+again."""
 
 EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernetes.io/")
-"""Prefixes of extended resources for which schedulers create claims: of our class, and of any class
-by its name."""
+"""For which schedulers create claims: of our class, and of any class by its name."""
 
 MEMORY = "memory"
 CORES = "cores"
 SLOTS = "slots"
-"""Every share consumes 1."""
 
 
 ClaimMode = Literal["", "mps", "time"]
-"""The sharing mode that a claim demands by the device which it selects."""
+"""That a claim demands by the device which it selects."""
 DEMANDED_MODES: tuple[ClaimMode, ...] = ("mps", "time")
 PROFILE_LENGTH = 22
 """Characters of a profile's name in the name of a device, which has at most 63."""
@@ -58,14 +56,11 @@ class TaintEffect(StrEnum):
 class DraMode(StrEnum):
     OFF = "off"
     CONDITIONS = "conditions"
-    """Binding conditions: with any scheduler, 5 s more until the pod is bound."""
+    """With any scheduler, 5 s more until the pod is bound."""
 
 
 class ClaimableDevice(NamedTuple):
-    """What claims can be allocated: a GPU, as one of its parts or in one of its sharing modes."""
-
     profile: MigProfile | None = None
-    """Of its MIG instances; None for a GPU that is not in MIG mode."""
     mode: ClaimMode = ""
 
 
@@ -99,8 +94,7 @@ def demanded_mode(name: str) -> ClaimMode:
 def claimable(device: Device) -> dict[str, ClaimableDevice]:
     """Return what claims can be allocated of a device, by name.
 
-    In MIG mode each profile of its layouts, the smallest first; else the device without a demand,
-    and once for each mode that it offers.
+    In MIG mode each profile, the smallest first; else the device for each mode.
     """
     if device.replicas is not None:
         return {}
@@ -117,8 +111,5 @@ def claimable(device: Device) -> dict[str, ClaimableDevice]:
 
 
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:
-    """Identify an allocation of a claim by its `allocationTimestamp` and its results.
-
-    Each of `devices` has a request, a device's name and a share ID, which may be empty.
-    """
+    """Each of `devices` has a request, a device's name and a share ID."""
     return " ".join([allocated_at, *sorted("/".join(result) for result in devices)])

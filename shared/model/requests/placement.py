@@ -54,13 +54,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: MessageText
     """One line, as Kubernetes' `0/N nodes are available: …`."""
     counts: tuple[tuple[KeyText, Amount], ...] = ()
-    """Machine-readable reason and number of nodes, most frequent first."""
+    """With the number of nodes, most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
     hint: MessageText = ""
     permanent: bool = False
     """Only a change of the pod or the cluster can help."""
     quota: ShortText = ""
-    """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
+    """The namespace's; its freed capacity is offered to the pod."""
     forming: bool = False
     """Pods of its gang are missing, and may be created any moment."""
     domains: tuple[DomainRoom, ...] = ()

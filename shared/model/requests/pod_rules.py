@@ -1,8 +1,7 @@
 """What a pod requires or prefers of the pods beside it: affinity, anti-affinity and spread; pure.
 
-The pods that a rule selects are counted by node, as a resource of the node. A lease takes one of
-each such resource whose rule selects its pod, so that the ledger counts pods from their reservation
-on.
+The pods that a rule selects are counted by node, as a resource of the node, of which their leases
+take one: from their reservation on.
 
 https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
 
@@ -22,7 +21,7 @@ from shared.model.devices.node import AntiAffinityTerm, LabelRequirement
 from shared.model.names import Namespace
 
 SELECTED_PREFIX = "selected pods "
-"""Before the digest of a `PodSelection`: a resource of nodes, of which no node has a limit."""
+"""Before the digest of a `PodSelection`."""
 MOST_SELECTIONS = 128
 MOST_RULES = 32
 
@@ -91,8 +90,7 @@ class PodRules(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     spread: Annotated[tuple[SpreadRule, ...], Meta(max_length=MOST_RULES)] = ()
     preferred: Annotated[tuple[PreferenceRule, ...], Meta(max_length=2 * MOST_RULES)] = ()
     repels: Annotated[tuple[AntiAffinityTerm, ...], Meta(max_length=MOST_RULES)] = ()
-    """The required anti-affinity, which keeps later pods off, too: in all namespaces where it
-    selects namespaces by labels."""
+    """The required anti-affinity, which keeps later pods off, too."""
 
     @property
     def counted(self) -> frozenset[str]:
@@ -114,7 +112,6 @@ class DomainRule(StrEnum):
     ANTI_AFFINITY = "PodAntiAffinity"
     SPREAD = "PodTopologySpread"
     SPREAD_LABEL = "MissingTopologyLabel"
-    """A node without the label of a spread constraint."""
 
 
 class NodeDomains(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -142,7 +139,7 @@ class DomainScores(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 def selected_in_use(used: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of selected pods among resources in use, which may be below 0."""
+    """Return counts, which may be below 0."""
     return {
         name: amount for name, amount in used.items() if amount and name.startswith(SELECTED_PREFIX)
     }

@@ -84,7 +84,6 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     shares: int
     gpus: float
-    """The larger part of a device's cores or memory, added up."""
     memory_mib: int
     gpu_hours: float
     """Since the last use."""
@@ -110,7 +109,6 @@ class IdleView(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float
     idle_after_s: float
     pods: tuple[IdleHolder, ...]
-    """The most GPU-hours first."""
     total: IdleHolder
     unmeasured_nodes: tuple[NodeName, ...] = ()
     problems: tuple[str, ...] = ()

@@ -40,7 +40,6 @@ class MeasuredView(View, frozen=True, kw_only=True):
     """What its enforcers hold it to, as read back; None where there is nothing to read."""
     held_cores_percent: int | None = None
     held_difference: str = ""
-    """How that differs from the lease."""
     read_back_at: float = 0.0
 
 
@@ -89,7 +88,6 @@ class DeviceReservation(View, frozen=True, kw_only=True):
     namespace: Namespace = Namespace("")
     """Empty if the viewer may not see it, or if it is not known."""
     name: str = ""
-    """Of the pod, or `gang NAME`."""
     until: float | None = None
     """Unix seconds of its planned start; None if it preempts others."""
 
@@ -137,7 +135,6 @@ class DeviceView(View, frozen=True, kw_only=True):
     """None: it is offered by amounts, or by MIG instances."""
     layout: str
     instances: str
-    """Of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
     layouts: int
     numa: int | None
     leftovers: tuple[Leftover, ...] = ()
@@ -146,9 +143,9 @@ class DeviceView(View, frozen=True, kw_only=True):
     reservation: DeviceReservation | None = None
     phase: DevicePhase = DevicePhase.FREE
     milli_gpu: int = 0
-    """Leased: of each pod the larger part of the device's memory or cores."""
+    """Of each pod the larger part of the device's memory or cores."""
     idle_milli_gpu: int = 0
-    """Leased by pods all of whose shares of the device are idle, if the viewer may see them."""
+    """Of pods all of whose shares of the device are idle."""
 
 
 class DeviceDetails(DeviceView, frozen=True, kw_only=True):
@@ -201,5 +198,4 @@ class GpusView(View, frozen=True, kw_only=True):
     read_at: float
     nodes: tuple[NodeDevices, ...] = ()
     unmeasured_nodes: tuple[NodeName, ...] = ()
-    """Nodes with leases whose agents did not reply."""
     problems: tuple[str, ...] = ()

@@ -29,9 +29,8 @@ class LeaseView(View, frozen=True, kw_only=True):
     ends_by: float | None = None
     """Of its devices, at the latest: its pod has a maximum run time, which has begun."""
     expected_end: float | None = None
-    """By what its author, or the run times of pods before it, let expect."""
+    """By what its author, or earlier pods' run times, let expect."""
     waiting_size: WaitingSize | None = None
-    """Of a container that uses more."""
     unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
     shares: tuple[ShareView, ...] = ()
     intervals: dict[str, Interval] = msgspec.field(default_factory=dict)
@@ -97,12 +96,10 @@ class WaitingView(View, frozen=True, kw_only=True):
     """The fields for which kube-scheduler chooses its node, or `schedulerName`; empty if a placer
     does."""
     scheduler_reason: str = ""
-    """As in the pod's condition `PodScheduled`."""
     filter_reason: str = ""
     start: StartView | None = None
     first_alike: PodUid
-    """The first pod of its gang that waits for the same reason, or itself; lists have one row for
-    these."""
+    """Of its gang, for the same reason; lists have one row for these."""
 
     @property
     def text(self) -> str:
