@@ -103,7 +103,7 @@ def refusal_attributes(refusal: Refusal) -> Attributes:
 
     >>> refusal_attributes(Refusal(reason="0/2 nodes are available", counts=(("Cordoned", 2),)))
     {'leasehold.reason': '0/2 nodes are available', 'leasehold.permanent': False, \
-    'leasehold.reason.code': 'Cordoned', 'leasehold.excluded_nodes.Cordoned': 2}
+'leasehold.reason.code': 'Cordoned', 'leasehold.excluded_nodes.Cordoned': 2}
     """
     attributes: Attributes = {REASON: refusal.reason, "leasehold.permanent": refusal.permanent}
     if refusal.hint:
