@@ -55,7 +55,7 @@ class ServingFiles:
             context.load_cert_chain(self.certificate, self.key)
             if self.client_ca is not None:
                 require_clients(context, self.client_ca.read_text())
-        except OSError as error:  # ssl.SSLError is one
+        except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError is an OSError
             names = ", ".join(map(str, files))
             raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
         self.context = context

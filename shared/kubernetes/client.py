@@ -81,12 +81,13 @@ class RequestAuthentication:
 
     def _read(self, file: Path) -> None:
         try:
-            self._token = file.read_text().strip()
-        except OSError as error:
+            [self._token] = file.read_text().split()
+        except (OSError, ValueError) as error:  # UnicodeDecodeError is one
             if self._token is not None:
                 return
+            reason = error.strerror if isinstance(error, OSError) else "it is not one token"
             raise KubeconfigError(
-                str(file), f"cannot be read ({error.strerror})", "Check the service account's mount"
+                str(file), f"cannot be read ({reason})", "Check the service account's mount"
             ) from error
         self._read_at = self._clock()
 

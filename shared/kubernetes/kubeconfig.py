@@ -317,9 +317,11 @@ def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
             f"Set a command, and one of the versions {', '.join(API_VERSIONS)}",
         )
     arguments = plugin.fields.get("args") or []
-    variables = plugin.fields.get("env") or []
-    if not isinstance(arguments, list) or not isinstance(variables, list):
-        raise plugin.error("has args or env that are not lists", "Correct them")
+    if not isinstance(arguments, list):
+        raise plugin.error("has args that are not a list", "Correct the file")
+    variables = plugin.entries("env")
+    if not all(variable.keys() >= {"name", "value"} for variable in variables):
+        raise plugin.error("has env without a name or a value", "Correct the file")
     provided = plugin.fields.get("provideClusterInfo") is True
     return ExecPlugin(
         command=resolve_command(command, user.folder),
@@ -381,13 +383,13 @@ class _Section:
         return None if file is None else _text(self.folder / file)
 
     def names(self, key: str) -> list[str]:
-        return [str(entry.get("name")) for entry in self._entries(key)]
+        return [str(entry.get("name")) for entry in self.entries(key)]
 
     def listed(self, key: str) -> str:
         return ", ".join(self.names(key)) or "none"
 
     def named(self, key: str, name: str, inner: str) -> "_Section":
-        for entry in self._entries(key):
+        for entry in self.entries(key):
             if entry.get("name") == name:
                 title = f"{inner} {name!r}"
                 return _Section(self.path, title, _mapping(self.path, title, entry.get(inner)))
@@ -396,7 +398,7 @@ class _Section:
             "Correct the name, or write the file anew",
         )
 
-    def _entries(self, key: str) -> list[Mapping[str, object]]:
+    def entries(self, key: str) -> list[Mapping[str, object]]:
         entries = self.fields.get(key) or []
         if not isinstance(entries, list):
             raise self.error(f"has {key} that are not a list", "Correct the file")

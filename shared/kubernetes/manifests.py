@@ -48,15 +48,9 @@ def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[Manifest
     >>> [pod.origin for pod in pods_in(text, "pod.yaml")]
     ['Pod a']
     """
-    try:
-        documents = load_documents(text)
-    except ValueError as error:
-        remedy = f": {OF_HELM}" if "{{" in text else ""
-        raise RequestError(f"{source} is not YAML: {error}{remedy}") from error
-    _check_size(documents, source)
     pods = [
         pod
-        for number, document in enumerate(documents, start=1)
+        for number, document in enumerate(documents_of(text, source), start=1)
         for pod in _pods_of(document, f"{source}, document {number}")
     ]
     if needs_some and not pods:
@@ -66,6 +60,17 @@ def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[Manifest
             "containers"
         )
     return pods
+
+
+def documents_of(text: str, source: str) -> list[Any]:
+    """Raises RequestError for text that is not YAML, or that aliases make too large."""
+    try:
+        documents = load_documents(text)
+    except ValueError as error:
+        remedy = f": {OF_HELM}" if "{{" in text else ""
+        raise RequestError(f"{source} is not YAML: {error}{remedy}") from error
+    _check_size(documents, source)
+    return documents
 
 
 def _check_size(documents: Any, source: str) -> None:
@@ -103,8 +108,8 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
 def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     if kind == "Pod":
         yield f"Pod {name}", document, None
-    elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job
-        for task in document["spec"]["tasks"]:
+    elif kind == "Job" and (tasks := _volcano_tasks(document)):
+        for task in tasks:
             yield f"Job {name}, task {task.get('name', '?')}", task.get("template"), task
     elif (right := _SMALL.get(kind.lower(), kind)) != kind:
         raise RequestError(f"{kind} {name}: Kubernetes knows no kind {kind}: write {right}")
@@ -117,6 +122,11 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
     else:
         for path, template, count in _nested(document):
             yield f"{kind} {name}, {path}", template, {"replicas": count}
+
+
+def _volcano_tasks(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    spec = job.get("spec")
+    return _dicts(spec.get("tasks")) if isinstance(spec, dict) else []
 
 
 def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:

@@ -42,9 +42,8 @@ class ClaimReference(Struct, frozen=True, gc=False):
     uid: str = ""
 
 
-class CsiSource(Struct, frozen=True, rename="camel", gc=False):
+class CsiSource(Struct, frozen=True, gc=False):
     driver: str = ""
-    volume_handle: str = ""
 
 
 class VolumeNodeAffinity(Struct, frozen=True, gc=False):

@@ -161,9 +161,13 @@ class LedgerConnection:
         return [_library_name(fields) for fields in listed]
 
     async def delete_library(self, name: str) -> None:
-        with contextlib.suppress(ResponseError):
+        try:
             async with asyncio.timeout(self.timeout_s):
                 await self._redis.function_delete(name)
+        except ResponseError:  # another binder has deleted it
+            return
+        except (RedisError, OSError, TimeoutError) as error:
+            raise await self._translated(error) from error
 
     async def _read_clock(self) -> None:
         if self.clock and self.clock.is_due:

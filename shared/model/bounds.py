@@ -111,7 +111,6 @@ TopologyKeys = Annotated[tuple[KeyText, ...], Meta(max_length=4)]
 Labels = Mapping[KeyText, ShortText]
 Resources = Annotated[dict[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
 Amounts = Annotated[Mapping[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
-SignedAmounts = Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=MOST_ENTRIES)]
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -25,9 +25,9 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
     """
     async with _connected(url, credentials, "leasehold reload") as client:
         replies = await _replies(client, ["$SYS.REQ.SERVER.PING"])
-        reply = {reply["server"]["id"] for reply in replies}
-        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in reply])
-        return len(reply)
+        servers = {reply["server"]["id"] for reply in replies}
+        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in servers])
+        return len(servers)
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:

@@ -13,6 +13,7 @@ PROBE_VARIABLE = "LEASEHOLD_PROBE"
 TIMEOUT_S = 2.0
 """The time limit of a liveness probe's connection."""
 OK = 200
+MAX_PORT = 65535
 
 
 def address(environ: dict[str, str]) -> str:
@@ -30,6 +31,8 @@ def address(environ: dict[str, str]) -> str:
 def request_readiness(where: str, path: str = "/readyz") -> tuple[int, str]:
     """Raises OSError if there is no response."""
     host, _, port = where.rpartition(":")
+    if not port.isdecimal() or int(port[:6]) > MAX_PORT:
+        raise OSError(f"{where!r} is not HOST:PORT")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
         response = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
