@@ -56,7 +56,7 @@ class ClaimWithSpec(Struct, frozen=True):
 
     @property
     def requests(self) -> tuple[NamedRequest, ...]:
-        """None if anything in it is not understood."""
+        """Empty if anything in it is not understood."""
         try:
             return msgspec.json.decode(self.spec, type=_ClaimSpec).devices.requests
         except UNDECODABLE:
@@ -73,7 +73,7 @@ class ClassWithSpec(Struct, frozen=True):
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """None if anything in it is not understood."""
+        """Empty if anything in it is not understood."""
         try:
             selectors = msgspec.json.decode(self.spec, type=_ClassSpec).selectors
         except UNDECODABLE:

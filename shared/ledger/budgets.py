@@ -54,7 +54,7 @@ class Budgets(LedgerPart):
     # The journal of tenures
 
     async def unread_journal(self, most: int = 200, *, reader: str = "journal") -> Journal:
-        """Read after the cursor of a reader: `journal` or `cost`.
+        """Read changes of leases after the cursor of a reader: `journal` or `cost`.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
@@ -130,7 +130,10 @@ class Budgets(LedgerPart):
         return discarded
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load all windows since the given instant in ms, or the open ones for None."""
+        """Load accounts with all windows since an instant in ms, or the open ones for None.
+
+        An unknown namespace gets an empty account.
+        """
         rows = [
             (name, NO_EARLIER_WINDOWS_MS if since is None else since)
             for name, since in wanted.items()

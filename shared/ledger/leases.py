@@ -423,7 +423,7 @@ class RedisLeases(LedgerInventory):
         return [lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED]
 
     async def load_reserved_gang(self, gang: str) -> list[Lease]:
-        """Return none if a pod of the gang is bound."""
+        """Return no leases if a pod of the gang is bound."""
         return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:

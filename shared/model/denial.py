@@ -15,4 +15,4 @@ class Denial(msgspec.Struct, frozen=True, gc=False):
     """Like a reason in a condition of Kubernetes."""
     text: str
     changes: tuple[Change, ...] = ()
-    """None if only a person can choose."""
+    """Empty if only a person can choose."""

@@ -321,7 +321,7 @@ class Bus:
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, group: str, route: str = ""
     ) -> Inbox:
-        """Receive work as one replica of `group`; with a `route`, only its broadcasts."""
+        """Receive work as one replica of `group`, and all broadcasts, or those for `route`."""
         inbox = Inbox(on_refused=self._note_refused)
         for kind in kinds:
             if is_work(kind):

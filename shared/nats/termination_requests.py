@@ -1,4 +1,4 @@
-"""Requests from the agent of a node whose containers have terminated."""
+"""Requests which containers have terminated from a node's agent."""
 
 from collections.abc import Sequence
 

@@ -86,7 +86,7 @@ class _Message:
     due_at: float = NEVER
     is_received: bool = False
     handed_over: Sequence[Event] = ()
-    """If a handler of this process has them."""
+    """Its events if a handler of this process has them."""
 
 
 class UnconfirmedWork:

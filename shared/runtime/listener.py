@@ -56,7 +56,7 @@ Tls = Callable[[], ssl.SSLContext]
 BodyTime = Callable[[web.Request], float]
 """Returns seconds."""
 Late = Callable[[web.Request, bytes], web.StreamResponse]
-"""From the part that has arrived."""
+"""Returns the response from the part of a body that has arrived."""
 
 
 class _Connection(asyncio.Protocol):

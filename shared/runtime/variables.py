@@ -140,7 +140,7 @@ def parse_number(
 
 
 def parse_bool(text: str) -> bool:
-    """Raises ValueError."""
+    """Raises ValueError for unusual spellings."""
     if text.lower() in TRUE:
         return True
     if text.lower() in FALSE:

@@ -281,7 +281,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """That the accounts have not applied yet."""
+    """Changes that the accounts have not applied yet."""
 
     generation: str
     known_generation: str

@@ -22,7 +22,7 @@ from shared.model.bounds import (
 from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
-"""Without a quota of their own."""
+"""Of namespaces without a quota of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class BindReply(Event, subject="bind.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(NodeEvent, subject="termination.request.v1"):
-    """Has a pod's last container terminated? For the uid of a claim: is it not prepared?"""
+    """A binder requests which containers have terminated, and which claims are not prepared."""
 
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()

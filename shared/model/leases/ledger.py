@@ -192,7 +192,7 @@ class UnreadableRecord(NamedTuple):
 
 
 UNTRIED = "KubeScheduler"
-"""Of a pod that kube-scheduler keeps waiting, and no extender refused."""
+"""Code of a pod that kube-scheduler keeps waiting, and no extender refused."""
 RESERVED_FOR_OTHER = -1
 """Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 

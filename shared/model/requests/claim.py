@@ -35,7 +35,7 @@ SLOTS = "slots"
 
 
 ClaimMode = Literal["", "mps", "time"]
-"""That a claim demands by the device which it selects."""
+"""Demanded by the device that a claim selects."""
 DEMANDED_MODES: tuple[ClaimMode, ...] = ("mps", "time")
 PROFILE_LENGTH = 22
 """Characters of a profile's name in the name of a device, which has at most 63."""

@@ -60,7 +60,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     permanent: bool = False
     """Only a change of the pod or the cluster can help."""
     quota: ShortText = ""
-    """The namespace's; its freed capacity is offered to the pod."""
+    """Namespace whose quota is exceeded; its freed capacity is offered to the pod."""
     forming: bool = False
     """Pods of its gang are missing, and may be created any moment."""
     domains: tuple[DomainRoom, ...] = ()

@@ -144,7 +144,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     well."""
     replica_only: bool = False
     limited: bool = True
-    """Not in gpushare, where only a whole device is held."""
+    """Its limits must be held, unless it is a whole device (not in gpushare)."""
     held_by: HeldBy = NO_DEMAND
     exclusive_cpus: Count = 0
     """The pod is Guaranteed, and the container requests whole CPUs."""
