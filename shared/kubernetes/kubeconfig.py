@@ -102,12 +102,19 @@ class ExecPlugin:
             )
         if status is None or not (status.token or status.client_certificate_data):
             raise self._error("returned neither a token nor a certificate")
+        if status.token and not is_token(status.token):
+            raise self._error("returned a token with spaces or control characters")
         if bool(status.client_certificate_data) != bool(status.client_key_data):
             raise self._error("returned only one of certificate and key")
         return status
 
     def _error(self, fault: str) -> ExecPluginError:
         return ExecPluginError(f"the credential plugin {self.command} {fault}")
+
+
+def is_token(text: str) -> bool:
+    """Return whether a header may have it, which excludes line breaks."""
+    return text.isprintable() and text.split() == [text]
 
 
 def resolve_command(command: str, folder: Path) -> str:
@@ -289,15 +296,17 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
     client_key = user.pem("client-key")
     if (client_cert is None) != (client_key is None):
         raise user.error("has only one of client-certificate and client-key", "Set both")
-    token = user.text("token")
     token_file = user.text("tokenFile")
+    token = None if token_file else user.text("token")
+    if token is not None and not is_token(token):
+        raise user.error("has a token with spaces or control characters", "Correct the token")
     return ClusterCredentials(
         server=server.rstrip("/"),
         namespace=namespace,
         ca_pem=cluster.pem("certificate-authority"),
         client_cert_pem=client_cert,
         client_key_pem=client_key,
-        token=None if token_file else token,
+        token=token,
         token_file=user.folder / token_file if token_file else None,
         exec_plugin=_exec_plugin(cluster, user),
         tls_server_name=cluster.text("tls-server-name"),

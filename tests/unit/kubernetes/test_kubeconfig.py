@@ -147,6 +147,8 @@ def test_relative_paths_start_at_the_files_folder(
         ({"client-certificate-data": encoded(PEM)}, "only one of client-certificate"),
         ({"client-key": "absent.key", "client-certificate-data": "AA"}, "not base64 PEM|read"),
         ({"token": 5}, "a token that is not text"),
+        ({"token": "abc\n"}, "a token with spaces or control characters"),
+        ({"token": "abc def"}, "a token with spaces or control characters"),
         ({"client-certificate-data": "%%%", "client-key-data": "AAAA"}, "not base64"),
     ],
 )
@@ -347,6 +349,7 @@ async def test_a_client_certificate_of_a_plugin_is_used(tmp_path: Path) -> None:
         ("print('no json')", "no ExecCredential"),
         ("sys.exit(3)", "failed with exit code 3"),
         (credential(), "neither a token nor a certificate"),
+        (credential("abc\n"), "a token with spaces or control characters"),
         (credential(clientCertificateData="CERT"), "only one of certificate and key"),
         ('print(\'{"kind": "Pod"}\')', "wrote Pod of no apiVersion, expected ExecCredential"),
     ],
