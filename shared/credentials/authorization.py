@@ -21,7 +21,6 @@ from shared.model.names import Namespace
 
 EVERYTHING = "*"
 VIEWER_COOKIE = "leasehold_token"
-"""With a viewer's token, for where no Authorization header arrives."""
 AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
 """How long a review by the API server is cached."""
@@ -29,24 +28,20 @@ MAX_CACHED = 10_000
 ACCEPTED_S = 900.0
 """For this time after it was accepted, a token is reviewed again whatever others send."""
 UNKNOWN_TOKENS = 40
-"""Other tokens that are reviewed in a second."""
+"""Reviewed in a second."""
 MAX_IN_FLIGHT = 16
-"""Of reviews."""
 MAX_IN_FLIGHT_OF_ONE = 8
-"""Of reviews of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class AccessDeniedError(RequestError):
-    """The client, authenticated or not, may not do this."""
-
     def __init__(self, reason: str, *, authenticated: bool) -> None:
         super().__init__(reason)
         self.authenticated = authenticated
 
 
 def bearer_token(header: str) -> str:
-    """Return the token of an Authorization header, or an empty text.
+    """Return "" without a token.
 
     >>> bearer_token("Bearer abc")
     'abc'
@@ -62,39 +57,32 @@ class Viewer(Protocol):
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return which of the namespaces it may see, or None for all."""
+        """Return None for all."""
         ...
 
     async def may_grant(self, namespace: Namespace) -> bool: ...
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool: ...
 
-    async def may_list_events(self, namespace: Namespace) -> bool:
-        """Of a namespace that it may see."""
-        ...
+    async def may_list_events(self, namespace: Namespace) -> bool: ...
 
 
 class Authenticator(Protocol):
     @property
-    def is_anonymous(self) -> bool:
-        """Whether clients need no token."""
-        ...
+    def is_anonymous(self) -> bool: ...
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Return the client with this token, or None if it is unknown.
+        """Return None if the token is unknown.
 
-        Raises UnavailableError if too many unknown tokens come, in all or from its address.
+        Raises UnavailableError if too many unknown tokens come.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScopedViewer:
-    """A viewer restricted to namespaces; `*` is all of them."""
-
     scopes: frozenset[str]
     changes: bool = False
-    """Whether it may create grants and resize pods."""
 
     @property
     def name(self) -> str:
@@ -119,10 +107,9 @@ class ScopedViewer:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousAuthenticator:
-    """Permits every client to see everything, and to change nothing; for loopback addresses."""
+    """For loopback addresses: every client sees everything, and changes nothing."""
 
     of_tokens: Authenticator | None = None
-    """For clients that send a token."""
     is_anonymous: bool = True
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
@@ -133,8 +120,6 @@ class AnonymousAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Authenticates the bearer tokens of a file, each for a namespace or, with `*`, for all."""
-
     tokens: tuple[tuple[bytes, str], ...]
     is_anonymous: bool = False
 
@@ -164,8 +149,6 @@ def load_tokens(path: Path) -> TokenAuthenticator:
 
 
 class KubernetesAuthenticator:
-    """Authenticates with TokenReview and authorizes with SubjectAccessReview."""
-
     is_anonymous = False
 
     def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
@@ -176,11 +159,10 @@ class KubernetesAuthenticator:
         self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=ACCEPTED_S, most=MAX_CACHED
         )
-        """Tokens that the API server accepted lately."""
         self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
-        """Tokens that the API server refused; any number of them drops no known user."""
+        """Any number of refused tokens drops no known user."""
         self._strange = Rate(clock.ticks, most=UNKNOWN_TOKENS)
         self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
@@ -189,11 +171,7 @@ class KubernetesAuthenticator:
         self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Raises UnavailableError if the API server does not respond.
-
-        A token that was not accepted lately costs a call of the API server: there are few of them
-        in a second.
-        """
+        """Raises UnavailableError if the API server does not respond."""
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
@@ -213,7 +191,7 @@ class KubernetesAuthenticator:
         return None if user is None else KubernetesViewer(self, user)
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:
-        """Review whether a user may do what `resourceAttributes` of a review describe."""
+        """`attributes` are `resourceAttributes` of a review."""
         key = (repr(user), *sorted(attributes.items()))
         allowed = self._permissions.get(key)
         if allowed is None:
@@ -251,7 +229,6 @@ class KubernetesViewer:
         return await self.authenticator.may(self.user, verb="create", name=namespace, **of_grants)
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """Review whether the user may `patch pods/resize`, as the API server requires it."""
         return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
 
     async def may_list_events(self, namespace: Namespace) -> bool:
@@ -272,10 +249,7 @@ class KubernetesViewer:
 
 
 def make_token(path: Path, log: Callable[[str], None]) -> None:
-    """Write a file with a token for all namespaces, unless it exists.
-
-    Raises RequestError if it cannot be written.
-    """
+    """Write a token unless the file exists. Raises RequestError if it cannot be written."""
     if path.exists():
         return
     try:
@@ -292,7 +266,7 @@ def make_token(path: Path, log: Callable[[str], None]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `HOST:PORT`, or a host without a port, is a loopback address.
+    """Accept `HOST:PORT`, or a host without a port.
 
     >>> is_loopback("127.0.0.1:8080"), is_loopback("0.0.0.0:8080")
     (True, False)

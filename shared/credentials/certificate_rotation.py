@@ -1,7 +1,7 @@
 """Rotation of a serving certificate: created at the first start, renewed halfway through its life.
 
-A new CA is published one refresh before its certificate is used, since clients read it with a
-delay, and the previous CA stays trusted: no call fails while replicas change one after the other.
+A new CA is published one refresh before its certificate is used, and the previous CA stays trusted:
+no call fails while replicas change one after the other.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ PAUSE_S = 1.0
 
 
 class ServingCertificate:
-    """The certificate of this replica; `context` is for new connections."""
-
     def __init__(
         self,
         store: CertificateStore,
@@ -45,11 +43,10 @@ class ServingCertificate:
     ) -> None:
         self.store = store
         self.trust = trust
-        """Publishes CA certificates (PEM) to clients, unless they know the authority."""
         self.names = tuple(names)
         self.now = now
         self.client_ca = client_ca
-        """With the authorities of clients' certificates, PEM; None if `require` sets them."""
+        """PEM file; None if `require` sets the authorities."""
         self.context = server_context()
         self._authorities = ""
         self.bundle: CertificateBundle | None = None
@@ -69,18 +66,15 @@ class ServingCertificate:
         return self.context
 
     def unready_reason(self) -> str | None:
-        """Return why clients cannot connect, or None."""
         if self.bundle is None:
             return "no certificate yet"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
 
     @property
     def expires_at(self) -> float:
-        """In Unix seconds, of the certificate in use; 0 without one."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:
-        """Create, renew or load the bundle if that is due, and publish its CA."""
         if self.client_ca is not None:
             self.require(await asyncio.to_thread(_read, self.client_ca))
         stored = await self.store.load()
@@ -96,7 +90,7 @@ class ServingCertificate:
             await asyncio.to_thread(self._use, stored)
 
     def _must_wait(self, stored: CertificateBundle, now: datetime) -> bool:
-        """Return whether clients may not have the new CA yet: the current certificate stays."""
+        """Return whether clients may not have the new CA yet."""
         published, self._next = self._next, stored
         current = self.bundle
         if current is None or not is_valid(current, now):

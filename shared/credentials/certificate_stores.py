@@ -25,18 +25,15 @@ class CertificateBundle:
     key: bytes
     authority: bytes
     previous: bytes = b""
-    """The CA of the previous certificate, which another replica may still use."""
 
     @property
     def trusted(self) -> bytes:
-        """CA certificates that clients must trust."""
         return self.authority + self.previous
 
 
 def make(
     names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
 ) -> CertificateBundle:
-    """Create a bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return CertificateBundle(
@@ -48,13 +45,13 @@ def make(
 
 
 def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
-    """Raises RequestError if the certificate is invalid data."""
+    """Raises RequestError."""
     certificate = certificates.load(bundle.certificate)
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def ends_at(bundle: CertificateBundle) -> float:
-    """In Unix seconds."""
+    """Return Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()
 
 
@@ -68,20 +65,16 @@ FILES = {
 
 
 class CertificateStore(Protocol):
-    """One bundle for all replicas."""
-
     async def load(self) -> CertificateBundle | None:
-        """Return the bundle, or None if there is none yet. Raises RequestError if it is invalid."""
+        """Return None if there is no bundle yet. Raises RequestError if it is invalid."""
         ...
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the bundle if `after` is still stored; return whether it was written."""
+        """Return False, with nothing written, if `after` is not stored any more."""
         ...
 
 
 class DirectoryStore:
-    """The second replica uses the bundle of the first."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
@@ -95,7 +88,7 @@ class DirectoryStore:
             raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the files, the certificate last, since it marks them as complete.
+        """Write the certificate last, since it marks the files as complete.
 
         Raises UnavailableError if the disk is full or read-only.
         """
@@ -135,7 +128,6 @@ class SecretStore:
         return CertificateBundle(**{part: data.get(name, b"") for part, name in FILES.items()})
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Create the Secret, or update the one that was read last."""
         data = {name: getattr(bundle, part) for part, name in FILES.items()}
         try:
             if self._version is None:

@@ -40,7 +40,7 @@ def authority(name: str, now: datetime, *, days: int) -> IssuedCertificate:
 def issue(
     by: IssuedCertificate, names: Sequence[str], now: datetime, *, days: int, client: bool = False
 ) -> IssuedCertificate:
-    """Create a server certificate for DNS names and addresses, with `client` also for clients."""
+    """Create a certificate for DNS names and addresses; with `client` also for clients."""
     signer, signing_key = _loaded(by)
     key = ec.generate_private_key(ec.SECP256R1())
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -62,7 +62,7 @@ def issue(
 
 
 def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
-    """Return whether to renew a certificate: past half its life, or for other names.
+    """Return whether it is past half its life, or for other names.
 
     Raises RequestError for an invalid certificate.
     """
@@ -76,7 +76,7 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
 
 
 def load(certificate: bytes) -> x509.Certificate:
-    """Raises RequestError if the certificate is invalid."""
+    """Raises RequestError."""
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:

@@ -10,26 +10,20 @@ from shared.model.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A user and its secret, which no output shows."""
-
     user: str
     secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """For a server, and the files to verify it with."""
-
     login_file: Path | None = None
     """One line, USER:SECRET."""
     token_file: Path | None = None
-    """With a bearer token instead of a secret."""
     user: str = ""
-    """Of the token."""
     tls: TlsFiles = NO_FILES
 
     def login(self) -> Login | None:
-        """Read the login, if any. Raises RequestError, never with the content of a file."""
+        """Raises RequestError, never with the content of a file."""
         if self.login_file is not None:
             return load_login(self.login_file)
         if self.token_file is not None:
@@ -57,10 +51,7 @@ def load_login(path: Path) -> Login:
 
 
 def write_private(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file of this mode, whatever the umask is; a reader sees the old content or the new.
-
-    Raises OSError.
-    """
+    """Write a file whatever the umask is; a reader sees old or new content. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)

@@ -22,10 +22,7 @@ def server_context() -> ssl.SSLContext:
 
 
 def require_clients(context: ssl.SSLContext, authorities: str) -> None:
-    """Require clients to present a certificate of one of these authorities (PEM).
-
-    Raises RequestError if there is no valid one.
-    """
+    """Raises RequestError if no authority (PEM) is valid."""
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cadata=authorities)
@@ -34,10 +31,7 @@ def require_clients(context: ssl.SSLContext, authorities: str) -> None:
 
 
 class ServingFiles:
-    """The TLS context from files, replaced when they change.
-
-    With `client_ca`, clients need a certificate of that authority.
-    """
+    """With `client_ca`, clients need a certificate of that authority."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self.certificate = certificate
@@ -61,14 +55,13 @@ class ServingFiles:
             context.load_cert_chain(self.certificate, self.key)
             if self.client_ca is not None:
                 require_clients(context, self.client_ca.read_text())
-        except OSError as error:  # ssl.SSLError is one
+        except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError is an OSError
             names = ", ".join(map(str, files))
             raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
         self.context = context
         self._loaded = content
 
     async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Load changed files until cancelled; new connections use them."""
         while True:
             await pause(RELOAD_S)
             try:

@@ -25,8 +25,8 @@ def owner_of(user: str) -> str:
 class OpenResponses:
     """Responses that stay open, such as watches: at most `most`, and `of_one` of one owner.
 
-    If all places are taken, an owner with fewer than another gets one of the other's: its oldest
-    response ends, and its client asks again. The last `reserved` places are for administrators.
+    If all places are taken, an owner with fewer than another gets one of the other's. The last
+    `reserved` places are for administrators.
     """
 
     def __init__(self, most: int, of_one: int, reserved: int) -> None:
@@ -39,7 +39,7 @@ class OpenResponses:
     async def place(
         self, owner: str, *, is_administrator: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[None]:
-        """Hold a place. Raises TooManyRequestsError; TimeoutError once another owner gets it."""
+        """Raises TooManyRequestsError; TimeoutError once another owner gets the place."""
         limit = self._most - self._reserved
         if self._count() >= limit and await is_administrator():
             limit = self._most
@@ -61,7 +61,7 @@ class OpenResponses:
         return sum(map(len, self._open.values()))
 
     def _take_from_largest(self, own: int) -> None:
-        """End the oldest response of the owner with most, unless both would have as many then."""
+        """End a response unless both owners would have as many then."""
         owner, scopes = max(self._open.items(), key=lambda entry: len(entry[1]))
         if len(scopes) <= own + 1:
             raise TooManyRequestsError(

@@ -1,6 +1,6 @@
 """TLS to NATS and Redis: its files, and explanations of certificate errors.
 
-Files are read anew for each connection, so that certificates are replaced under a running process.
+Files are read anew for each connection.
 """
 
 import ssl
@@ -17,16 +17,13 @@ UNTRUSTED = frozenset({2, 18, 19, 20, 21, 24})
 """OpenSSL's codes for a chain that ends at no trusted CA."""
 _CLIENT_REJECTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
                  "CERTIFICATE_UNKNOWN", "HANDSHAKE_FAILURE", "DECRYPT_ERROR")  # fmt: skip
-"""Alerts of a server that rejects our client certificate, or requires one."""
+"""Of a server that rejects our client certificate, or requires one."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM: trusted CAs, and our client certificate if the server requires one."""
-
     ca: Path | None = None
-    """Instead of those of the system."""
     certificate: Path | None = None
     key: Path | None = None
     """Of `certificate`, unless it is in the same file."""
@@ -55,11 +52,10 @@ class TlsFiles:
 
 
 NO_FILES = TlsFiles()
-"""The CAs of the system, and no client certificate."""
 
 
 def tls_fault(error: BaseException | None, *, flag: str) -> str | None:
-    """Explain a certificate error and its remedy, or return None for another error.
+    """Return None for an error of another kind.
 
     `flag` is the prefix of this server's settings: `--nats` or `--redis`.
     """

@@ -1,7 +1,4 @@
-"""Turns: small pieces of work first, and owners one after the other.
-
-Services that do work for others queue it here, so that a sender waits for itself only.
-"""
+"""Turns: small pieces of work first, and owners one after the other."""
 
 import asyncio
 from bisect import bisect_left
@@ -12,13 +9,12 @@ from contextlib import asynccontextmanager
 from shared.model.errors import RequestError
 
 SIZES = (16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
-"""Limits of the sizes that wait together, in bytes. A sender of work may invent its owners, and
-small work costs little."""
+"""In bytes. A sender may invent its owners, and small work costs little."""
 SMALLER_FIRST = 8
 """After so many turns for which something larger has waited, the larger has one."""
 
 _Waiting = dict[asyncio.Future[None], None]
-"""Of one owner, in order of arrival; each piece can be removed at once."""
+"""In order of arrival."""
 
 
 class TooManyRequestsError(RequestError):
@@ -29,7 +25,7 @@ class Turns:
     """Between two turns of an owner, each other owner with waiting work of that size has one.
 
     `at_once` turns are held at the same time, `of_one` of them by the same owner, which may have
-    `most_waiting` pieces of work waiting. None is any number.
+    `most_waiting` pieces of work waiting.
     """
 
     def __init__(
@@ -44,7 +40,6 @@ class Turns:
         ]
         """By size, then by owner: the owner that has waited longest since its last turn first."""
         self._passed_over = [0] * len(self._waiting)
-        """How often each size has waited while a smaller one had the turn."""
 
     @asynccontextmanager
     async def turn(self, owner: str, size: int = 0) -> AsyncIterator[None]:
@@ -80,7 +75,7 @@ class Turns:
         return self._held.total() < self._at_once and self._held[owner] < self._of_one
 
     def _release(self, owner: str) -> None:
-        """End a turn, and give it to the owner that has waited longest since the last one."""
+        """Give the turn to the owner that has waited longest since its last one."""
         self._held[owner] -= 1
         self._held += Counter()  # without those that are 0
         while (candidate := self._next()) is not None:

@@ -13,7 +13,7 @@ class AllocationReader:
     client: KubernetesClient
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
-        """Return a claim's allocation of our devices as it is now, or None if it has none."""
+        """Return None if it has none of our devices."""
         try:
             claim = await self.client.read(claim_path(namespace, name), ApiResourceClaim)
         except NotFoundError:

@@ -1,7 +1,7 @@
 """What ResourceClaims request, and DeviceClasses select, where that can be understood; pure.
 
-It is read strictly: selectors, constraints, tolerations, prioritized lists, parameters and
-administrative access are not understood, nor whatever later versions of Kubernetes add.
+Selectors, constraints, tolerations, prioritized lists, parameters and administrative access are not
+understood, nor whatever later versions of Kubernetes add.
 """
 
 import msgspec
@@ -17,8 +17,6 @@ class PlainCapacity(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A number of devices of a class, with at least so much capacity each."""
-
     device_class_name: str
     allocation_mode: str = "ExactCount"
     count: int = 1
@@ -58,7 +56,7 @@ class ClaimWithSpec(Struct, frozen=True):
 
     @property
     def requests(self) -> tuple[NamedRequest, ...]:
-        """Return its requests; none if anything in it is not understood."""
+        """Empty if anything in it is not understood."""
         try:
             return msgspec.json.decode(self.spec, type=_ClaimSpec).devices.requests
         except UNDECODABLE:
@@ -66,7 +64,6 @@ class ClaimWithSpec(Struct, frozen=True):
 
     @property
     def is_of_one_pod(self) -> bool:
-        """Whether it was made from a template for one pod, which owns it."""
         owners = self.metadata.owner_references
         return any(owner.controller and owner.kind == "Pod" for owner in owners)
 
@@ -76,7 +73,7 @@ class ClassWithSpec(Struct, frozen=True):
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Return its CEL expressions; none if it says anything else."""
+        """Empty if anything in it is not understood."""
         try:
             selectors = msgspec.json.decode(self.spec, type=_ClassSpec).selectors
         except UNDECODABLE:

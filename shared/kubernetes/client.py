@@ -1,10 +1,8 @@
 """The Kubernetes API client: typed requests, responses and errors.
 
-Every call is bounded by the timeout and raises only our own errors (`errors.py`). POST and PATCH
-are sent once, and once more only if the token was refused and a newer one exists; GET and DELETE
-also again if a keep-alive connection was closed. After an UnreachableError a write may or may not
-have happened, so a retry must be safe: a second Binding, or a second create of the same name,
-raises KubernetesConflictError.
+Every call is bounded by the timeout and raises only our own errors (`errors.py`). After an
+UnreachableError a write may or may not have happened, so a retry must be safe: a second Binding, or
+a second create of the same name, raises KubernetesConflictError.
 """
 
 import asyncio
@@ -42,10 +40,9 @@ EXPIRY_MARGIN_S = 10.0
 
 
 class RequestAuthentication:
-    """The Authorization header and client certificate of requests.
+    """A token file is read again every minute, a plugin runs again when its credential expires.
 
-    A token file is read again every minute, a plugin runs again when its credential expires, and
-    both after a 401.
+    Both also after a 401.
     """
 
     def __init__(self, credentials: ClusterCredentials, *, clock: Callable[[], float]) -> None:
@@ -57,10 +54,10 @@ class RequestAuthentication:
         self._expires_at = float("-inf")
         self._running = asyncio.Lock()
         self.certificate: tuple[str, str] | None = None
-        """The plugin's certificate and key, PEM, or None."""
+        """PEM, of the plugin."""
 
     async def headers(self) -> dict[str, str]:
-        """Return the header, if any. Raises KubeconfigError or ExecPluginError."""
+        """Raises KubeconfigError or ExecPluginError."""
         if self._file is not None and self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read(self._file)
         if self._plugin is not None:
@@ -70,7 +67,6 @@ class RequestAuthentication:
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     async def headers_after_refusal(self) -> dict[str, str]:
-        """Return the header with the token that the file has, or the plugin returns, now."""
         self._read_at = float("-inf")
         self._expires_at = self._read_at
         return await self.headers()
@@ -85,12 +81,13 @@ class RequestAuthentication:
 
     def _read(self, file: Path) -> None:
         try:
-            self._token = file.read_text().strip()
-        except OSError as error:
+            [self._token] = file.read_text().split()
+        except (OSError, ValueError) as error:  # UnicodeDecodeError is one
             if self._token is not None:
                 return
+            reason = error.strerror if isinstance(error, OSError) else "it is not one token"
             raise KubeconfigError(
-                str(file), f"cannot be read ({error.strerror})", "Check the service account's mount"
+                str(file), f"cannot be read ({reason})", "Check the service account's mount"
             ) from error
         self._read_at = self._clock()
 
@@ -103,7 +100,6 @@ MOST_PAGE_BYTES = 32 << 20
 """A page that is larger is requested again with fewer objects: each may have 1.5 MB."""
 PAGE_STEP = 5
 LEAST_PAGE = 20
-"""Objects of a page that is read whatever its size."""
 WATCH_BUFFER_BYTES = 1 << 20
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -118,7 +114,7 @@ class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Items stay encoded, so that an invalid item does not affect others."""
+    """An invalid item does not affect others."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
@@ -126,7 +122,7 @@ class Page(msgspec.Struct, frozen=True):
     def read(
         self, kind: type[T], skip: Callable[[RequestError], None] | None = None
     ) -> Iterator[T]:
-        """Yield the items; for those that cannot be decoded, call `skip` with the error.
+        """Call `skip` with the error of an item that cannot be decoded.
 
         Without `skip`, raises UnexpectedResponseError.
         """
@@ -142,7 +138,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class KubernetesClient:
-    """A pool of keep-alive connections to one API server; an async context manager.
+    """A pool of keep-alive connections to one API server.
 
     For example::
 
@@ -162,13 +158,12 @@ class KubernetesClient:
         self._clock = clock
         self._authentication = RequestAuthentication(credentials, clock=clock)
         self._page_limits: dict[str, int] = {}
-        """By path: objects of a page, since they are large."""
         self._tls: ssl.SSLContext | None = None
         self._encode = msgspec.json.Encoder().encode
         self._session: aiohttp.ClientSession | None = None
 
     def use(self, credentials: ClusterCredentials) -> None:
-        """Use other credentials from now on; requests in progress finish with the old ones.
+        """Requests in progress finish with the old credentials.
 
         Raises KubeconfigError if a certificate or key is unusable, and then changes nothing.
         """
@@ -250,7 +245,6 @@ class KubernetesClient:
     @overload
     async def create(self, path: str, body: object, kind: type[T]) -> T: ...
     async def create(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Send `body` to a collection and return the object as stored."""
         return _as(kind, await self._send("POST", path, self._encode(body)))
 
     @overload
@@ -258,10 +252,7 @@ class KubernetesClient:
     @overload
     async def patch_merge(self, path: str, body: object, kind: type[T]) -> T: ...
     async def patch_merge(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Apply a JSON merge patch (null deletes a field) and return the object as stored.
-
-        For example, `{"metadata": {"labels": {"zone": None}}}` removes a label.
-        """
+        """Null deletes a field."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), MERGE_PATCH))
 
     async def patch_json(self, path: str, operations: object) -> None:
@@ -274,7 +265,7 @@ class KubernetesClient:
     async def patch_strategic(
         self, path: str, body: object, kind: type[T] | None = None
     ) -> T | bytes:
-        """Apply a strategic merge patch (lists merge by key) and return the object as stored."""
+        """Lists merge by key."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), STRATEGIC_PATCH))
 
     async def apply(self, path: str, body: object, *, manager: str) -> bytes:
@@ -305,7 +296,6 @@ class KubernetesClient:
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 
     async def date(self) -> str:
-        """Return the Date header of the API server, or ""."""
         path = "/version"
         with _translating("GET", path):
             response = await self._open("GET", path)
@@ -315,7 +305,7 @@ class KubernetesClient:
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:
-        """Return a page of at most so many objects; of fewer, if these are large.
+        """Return fewer objects than `limit` if these are large.
 
         Raises ExpiredError if the continue token has expired.
         """
@@ -331,7 +321,7 @@ class KubernetesClient:
             limit = self._page_limits[path] = max(LEAST_PAGE, limit // PAGE_STEP)
 
     async def _read_page(self, target: str, most_bytes: float) -> bytes | None:
-        """Return a response, or None if it has more bytes."""
+        """Return None for more bytes."""
         with _translating("GET", target):
             response = await self._open("GET", target)
             try:
@@ -362,7 +352,7 @@ class KubernetesClient:
     async def watch(
         self, path: str, *, query: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch, with its headers within the timeout, and yield its bytes as they arrive.
+        """Get headers within the timeout, and yield bytes as they arrive.
 
         Reading raises UnreachableError if the connection breaks, or is silent for `silence_s`.
         """

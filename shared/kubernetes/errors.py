@@ -27,8 +27,6 @@ class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """An error response of the API server."""
-
     message: str = ""
     reason: str = ""
     code: int = 0
@@ -51,8 +49,6 @@ class ErrorResponse:
 
 
 class KubernetesError(LeaseholdError):
-    """`response` has the details."""
-
     advice = ""
 
     def __init__(self, response: ErrorResponse) -> None:
@@ -61,12 +57,10 @@ class KubernetesError(LeaseholdError):
 
 
 class RequestRejectedError(KubernetesError, RequestError):
-    """The API server will never accept this request."""
+    pass
 
 
 class UnauthorizedError(RequestRejectedError):
-    """The API server does not accept our credentials (401)."""
-
     advice = (
         "The API server does not accept these credentials (expired, revoked, or of another "
         "cluster). Check the token or client certificate in the kubeconfig, or the pod's service "
@@ -75,8 +69,6 @@ class UnauthorizedError(RequestRejectedError):
 
 
 class ForbiddenError(RequestRejectedError):
-    """The API server does not permit the request (403)."""
-
     advice = (
         "These credentials lack a permission. Grant the verb and resource named above in a Role or "
         "ClusterRole bound to this account; `kubectl auth can-i` shows whether it worked"
@@ -84,11 +76,11 @@ class ForbiddenError(RequestRejectedError):
 
 
 class NotFoundError(RequestRejectedError):
-    """The object, or its kind, does not exist."""
+    pass
 
 
 class InvalidError(RequestRejectedError):
-    """The object breaks a rule of its schema."""
+    pass
 
 
 class KubernetesConflictError(KubernetesError, ConflictError):
@@ -104,7 +96,7 @@ class OverloadedError(KubernetesError, UnavailableError):
 
 
 class EvictionBlockedError(OverloadedError):
-    """A PodDisruptionBudget does not allow this eviction at the moment."""
+    pass
 
 
 class UnreachableError(UnavailableError):
@@ -118,7 +110,7 @@ class UnreachableError(UnavailableError):
 
 
 class UnexpectedResponseError(RequestError):
-    """The response is JSON of an unexpected shape."""
+    """JSON of an unexpected shape."""
 
 
 def is_throttled(error: LeaseholdError) -> bool:
@@ -140,7 +132,7 @@ BY_CODE: Mapping[int, type[KubernetesError]] = {
 def parse_error(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
 ) -> KubernetesError:
-    """Return the error of a response: from the API server's Status, or from a proxy's text.
+    """Read the API server's Status, or a proxy's text.
 
     >>> str(parse_error("GET", "/api/v1/nodes/n1", 404, b"no such page"))
     'GET /api/v1/nodes/n1 failed: 404: no such page'
@@ -158,10 +150,10 @@ def parse_error(
 def error_of(
     method: str, path: str, status: Status, *, retry_after_s: float | None = None
 ) -> KubernetesError:
-    """Return the error of a Status; a Retry-After header has precedence over the Status.
+    """A Retry-After header has precedence over the Status.
 
-    A version from the future counts as expired: the store was restored or emptied, and the client
-    must list again.
+    A version from the future counts as expired: the store was restored, and the client must list
+    again.
     """
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:

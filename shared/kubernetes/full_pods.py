@@ -1,7 +1,6 @@
 """All fields of a pod that we read: those of `types`, and what a container gets; pure.
 
-Long parts are counted before they are decoded, and each list has a bound: a review takes no longer
-than its bytes need to be read.
+Long parts are counted before they are decoded, to bound the time.
 """
 
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from shared.model.bounds import check_text
 from shared.model.errors import UNDECODABLE, RequestError
 
 MAX_CONTAINERS = 500
-"""Of a kind, and volumes. Pods with more are denied."""
+"""Of a kind, and volumes."""
 MAX_ENTRIES = 10_000
-"""Of each list and map, of all containers together. Pods with more are denied."""
 MAX_PATH = 4_096
 """In characters, as in Linux."""
 
@@ -38,8 +36,6 @@ class EnvVar(Struct, frozen=True, rename="camel", gc=False):
 
 
 class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
-    """An empty prefix changes none of the names."""
-
     prefix: str = ""
     config_map_ref: NamedReference | None = None
 
@@ -64,7 +60,6 @@ class FullContainer(Container, frozen=True, rename="camel", gc=False):
     volume_devices: tuple[VolumeDevice, ...] = ()
     termination_message_path: str = ""
     target_container_name: str = ""
-    """The container whose processes an ephemeral container sees."""
 
 
 class FullVolume(Volume, frozen=True, rename="camel", gc=False):
@@ -99,8 +94,6 @@ class WorkloadStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class Workload(Struct, frozen=True, gc=False):
-    """A Deployment, StatefulSet or DaemonSet."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: WorkloadSpec = WorkloadSpec()
     status: WorkloadStatus = WorkloadStatus()

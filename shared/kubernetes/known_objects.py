@@ -1,8 +1,7 @@
 """The objects that a reflector knows: derives changes from lists and watch events; pure.
 
-A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
-become a sequence with every change of an object once, in order. Only identities and versions are
-kept.
+Repeated events and lists without deleted objects become a sequence with every change once, in
+order.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -15,16 +14,13 @@ R = TypeVar("R", bound=KubernetesObject)
 Key = tuple[str, str]
 Named = ObjectMeta | ObjectIdentity
 Change = tuple[Named, R | None]
-"""What an object is named, and its newest version, or None if it no longer exists or no longer
-matches the selectors; the resource version is then that of the deletion or of the list."""
+"""None if the object no longer exists or matches; the resource version is then that of the deletion
+or of the list."""
 TOMBSTONES = 4096
 
 
 def newer(version: str, known_version: str) -> bool:
-    """Return whether `version` comes after `known_version`.
-
-    Decimal versions compare as integers, as documented since Kubernetes 1.35. Others are opaque,
-    and all but an equal version count as newer.
+    """Decimal versions compare as integers (KEP-5504); of others, all but an equal one are newer.
 
     >>> newer("1000", "999"), newer("999", "1000")
     (True, False)
@@ -37,12 +33,12 @@ def newer(version: str, known_version: str) -> bool:
 
 
 def as_number(version: str) -> int:
-    """Return a resource version as a number that rises, or 0 if it is opaque."""
+    """Return 0 for an opaque version."""
     return parse_decimal(version) or 0
 
 
 def is_older(version: str, known_version: str) -> bool:
-    """Return whether both are numbers and `version` comes before `known_version`."""
+    """Both must be numbers."""
     return 0 < as_number(version) < as_number(known_version)
 
 
@@ -52,8 +48,6 @@ class _Known(NamedTuple):
 
 
 class KnownObjects(Generic[R]):
-    """As last seen, by namespace and name."""
-
     def __init__(self) -> None:
         self.resource_version = ""
         self._objects: dict[Key, _Known] = {}
@@ -65,11 +59,11 @@ class KnownObjects(Generic[R]):
         return len(self._objects)
 
     def begin_list(self) -> None:
-        """Begin a list: known objects count as missing until the list contains them."""
+        """Known objects count as missing until the list contains them."""
         self._missing = dict.fromkeys(self._objects)
 
     def list_item(self, item: R) -> tuple[Change[R], ...]:
-        """Apply a list item, even if its version is lower than the known one."""
+        """Apply the item even if its version is lower than the known one."""
         metadata = item.metadata
         self._missing.pop(_key(metadata), None)
         if self._objects.get(_key(metadata)) == (metadata.uid, metadata.resource_version):
@@ -77,13 +71,12 @@ class KnownObjects(Generic[R]):
         return self._store(item)
 
     def list_undecodable(self, named: ObjectIdentity) -> None:
-        """Keep the known state of an item that cannot be decoded."""
+        """Keep the known state."""
         latest = self._objects.get(_key(named))
         if latest is not None and latest.uid == named.uid:
             self._missing.pop(_key(named), None)
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
-        """End a list: objects that it did not contain are deleted."""
         gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
@@ -109,7 +102,7 @@ class KnownObjects(Generic[R]):
         return (self._delete(_key(named), named.resource_version),)
 
     def skip(self, named: ObjectIdentity) -> tuple[Change[R], ...]:
-        """Apply an ADDED or MODIFIED event that cannot be decoded: keep the known state."""
+        """Keep the known state of what cannot be decoded."""
         if self._is_old(named):
             return ()
         self.advance(named.resource_version)
@@ -119,12 +112,11 @@ class KnownObjects(Generic[R]):
         return (self._delete(_key(named), named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
-        """Record the resource version of a bookmark or an event."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 
     def _is_old(self, named: Named) -> bool:
-        """Return whether the event is a repetition, or older than the known state."""
+        """Return whether it is a repetition, or older than the known state."""
         latest = self._objects.get(_key(named))
         if latest is not None:
             floor = latest.resource_version
@@ -148,7 +140,7 @@ class KnownObjects(Generic[R]):
         return ObjectIdentity(name, namespace, uid, resource_version), None
 
     def _record_deletion(self, named: Named) -> None:
-        """Record the deletion, so that a late event does not add the object again."""
+        """A late event must not add the object again."""
         self._tombstones[named.uid] = named.resource_version
         if len(self._tombstones) > TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]

@@ -25,12 +25,10 @@ MAX_RUN_S = 300.0
 
 
 class ExecPluginError(RequestError):
-    """The plugin cannot be run, or its output is not a credential."""
+    pass
 
 
 class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A bearer token, a client certificate with its key, or both."""
-
     token: str = ""
     client_certificate_data: str = ""
     client_key_data: str = ""
@@ -46,19 +44,18 @@ class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecPlugin:
     command: str
-    """A name on PATH, or a path."""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     api_version: str = API_VERSIONS[0]
     install_hint: str = ""
     interactive_mode: str = "IfAvailable"
     cluster: Mapping[str, object] | None = None
-    """For plugins with `provideClusterInfo`, or None."""
+    """For plugins with `provideClusterInfo`."""
 
     def run(self) -> ExecCredentialStatus:
-        """Run the command and return its credential. Raises ExecPluginError.
+        """Raises ExecPluginError.
 
-        Its standard error is shown, and it may read the terminal unless the mode is Never.
+        Standard error is shown, and the terminal may be read unless the mode is Never.
         """
         is_interactive = self.interactive_mode != "Never" and sys.stdin.isatty()
         if self.interactive_mode == "Always" and not is_interactive:
@@ -105,6 +102,8 @@ class ExecPlugin:
             )
         if status is None or not (status.token or status.client_certificate_data):
             raise self._error("returned neither a token nor a certificate")
+        if status.token and not is_token(status.token):
+            raise self._error("returned a token with spaces or control characters")
         if bool(status.client_certificate_data) != bool(status.client_key_data):
             raise self._error("returned only one of certificate and key")
         return status
@@ -113,8 +112,13 @@ class ExecPlugin:
         return ExecPluginError(f"the credential plugin {self.command} {fault}")
 
 
+def is_token(text: str) -> bool:
+    """Return whether a header may have it, which excludes line breaks."""
+    return text.isprintable() and text.split() == [text]
+
+
 def resolve_command(command: str, folder: Path) -> str:
-    """Return the command; a relative path is relative to the kubeconfig's folder.
+    """A relative path is relative to the kubeconfig's folder.
 
     >>> resolve_command("bin/login", Path("/home/u/.kube"))
     '/home/u/.kube/bin/login'
@@ -140,12 +144,12 @@ class ClusterCredentials:
     """Without a trailing slash; may contain a path."""
     namespace: str = "default"
     ca_pem: str | None = None
-    """CAs, or None for those of the system."""
+    """None for the CAs of the system."""
     client_cert_pem: str | None = None
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
-    """Read again while running, since in-cluster tokens rotate."""
+    """In-cluster tokens rotate."""
     exec_plugin: ExecPlugin | None = field(default=None, repr=False)
     """Used for what the fields above do not contain."""
     tls_server_name: str | None = None
@@ -153,12 +157,9 @@ class ClusterCredentials:
 
 
 NO_KUBECONFIG = "no kubeconfig"
-"""The place of an error without a file."""
 
 
 class KubeconfigError(RequestError):
-    """The kubeconfig is missing, unreadable, or uses an unsupported feature."""
-
     def __init__(self, where: str, what: str, next_step: str) -> None:
         super().__init__(f"{where}: {what}. {next_step}")
         self.where = where
@@ -188,7 +189,6 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Load it through a private file, since Python's ssl needs one."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()
@@ -207,7 +207,7 @@ def load_credentials(
 
     In this order: `kubeconfig`; the first existing file of `$KUBECONFIG` (that has the context, if
     one is given); the pod's service account, without a context; `~/.kube/config`. Raises
-    KubeconfigError naming every place tried if none applies.
+    KubeconfigError if none applies.
     """
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context=context)
@@ -240,7 +240,6 @@ def _file_with(context: str | None, listed: Sequence[Path]) -> Path | None:
 
 
 def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
-    """Load the pod's service account; the token file is read again later."""
     host = environ["KUBERNETES_SERVICE_HOST"]
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace_file = service_account / "namespace"
@@ -253,7 +252,7 @@ def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCred
 
 
 def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredentials:
-    """Read a context of a file; relative paths are relative to the file."""
+    """Relative paths are relative to the file."""
     config = _load(path)
     name = context or config.text("current-context")
     if not name:
@@ -297,15 +296,17 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
     client_key = user.pem("client-key")
     if (client_cert is None) != (client_key is None):
         raise user.error("has only one of client-certificate and client-key", "Set both")
-    token = user.text("token")
     token_file = user.text("tokenFile")
+    token = None if token_file else user.text("token")
+    if token is not None and not is_token(token):
+        raise user.error("has a token with spaces or control characters", "Correct the token")
     return ClusterCredentials(
         server=server.rstrip("/"),
         namespace=namespace,
         ca_pem=cluster.pem("certificate-authority"),
         client_cert_pem=client_cert,
         client_key_pem=client_key,
-        token=None if token_file else token,
+        token=token,
         token_file=user.folder / token_file if token_file else None,
         exec_plugin=_exec_plugin(cluster, user),
         tls_server_name=cluster.text("tls-server-name"),
@@ -325,9 +326,11 @@ def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
             f"Set a command, and one of the versions {', '.join(API_VERSIONS)}",
         )
     arguments = plugin.fields.get("args") or []
-    variables = plugin.fields.get("env") or []
-    if not isinstance(arguments, list) or not isinstance(variables, list):
-        raise plugin.error("has args or env that are not lists", "Correct them")
+    if not isinstance(arguments, list):
+        raise plugin.error("has args that are not a list", "Correct the file")
+    variables = plugin.entries("env")
+    if not all(variable.keys() >= {"name", "value"} for variable in variables):
+        raise plugin.error("has env without a name or a value", "Correct the file")
     provided = plugin.fields.get("provideClusterInfo") is True
     return ExecPlugin(
         command=resolve_command(command, user.folder),
@@ -376,7 +379,7 @@ class _Section:
         return _Section(self.path, title, _mapping(self.path, title, self.fields.get(key)))
 
     def pem(self, key: str) -> str | None:
-        """Return `<key>-data` decoded, else the content of the file `<key>`, or None."""
+        """Read `<key>-data`, else the file `<key>`, if any."""
         data = self.text(f"{key}-data")
         if data is not None:
             try:
@@ -389,13 +392,13 @@ class _Section:
         return None if file is None else _text(self.folder / file)
 
     def names(self, key: str) -> list[str]:
-        return [str(entry.get("name")) for entry in self._entries(key)]
+        return [str(entry.get("name")) for entry in self.entries(key)]
 
     def listed(self, key: str) -> str:
         return ", ".join(self.names(key)) or "none"
 
     def named(self, key: str, name: str, inner: str) -> "_Section":
-        for entry in self._entries(key):
+        for entry in self.entries(key):
             if entry.get("name") == name:
                 title = f"{inner} {name!r}"
                 return _Section(self.path, title, _mapping(self.path, title, entry.get(inner)))
@@ -404,7 +407,7 @@ class _Section:
             "Correct the name, or write the file anew",
         )
 
-    def _entries(self, key: str) -> list[Mapping[str, object]]:
+    def entries(self, key: str) -> list[Mapping[str, object]]:
         entries = self.fields.get(key) or []
         if not isinstance(entries, list):
             raise self.error(f"has {key} that are not a list", "Correct the file")

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from shared.kubernetes.manifests import documents_of
 from shared.kubernetes.resource_claims import ClaimedDevices, ClaimSpec
-from shared.kubernetes.strict_yaml import load_documents
 from shared.model.errors import UNDECODABLE, RequestError
 
 CLAIM = "ResourceClaim"
@@ -21,26 +21,19 @@ class ManifestClaim:
 
 
 def claims_in(text: str, source: str) -> list[ManifestClaim]:
-    """Return the claims of a manifest of any number of YAML or JSON documents.
-
-    Raises RequestError, naming the claim, for one that is malformed.
-    """
-    try:
-        documents = load_documents(text)
-    except ValueError as error:
-        raise RequestError(f"{source} is not YAML: {error}") from error
-    left = [*documents]
+    """Raises RequestError, naming the claim, for one that is malformed."""
+    left = documents_of(text, source)
     claims: list[ManifestClaim] = []
     while left:
         document = left.pop(0)
-        if not isinstance(document, dict):
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if not isinstance(kind, str):
             continue
-        kind = document.get("kind")
-        if isinstance(kind, str) and kind.endswith("List"):
+        if kind.endswith("List"):
             items = document.get("items")
             left += items if isinstance(items, list) else ()
         elif kind in {CLAIM, TEMPLATE}:
-            claims.append(_claim(str(kind), document))
+            claims.append(_claim(kind, document))
     return claims
 
 

@@ -24,7 +24,6 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""The path of the template in each kind that creates pods. Kubernetes API reference, workloads."""
 _SMALL = {kind.lower(): kind for kind in ("Pod", *TEMPLATES)}
 
 
@@ -34,34 +33,24 @@ class ManifestPod:
     """Such as `Deployment web`."""
     pod: ApiPod
     template: Mapping[str, Any] = field(default_factory=dict)
-    """The pod as it is written: metadata and spec."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The object in which it is written."""
     path: tuple[str, ...] = ()
-    """Where the template is in an object of Kubernetes' own kinds; empty of a pod and of others."""
+    """Empty of a pod and of kinds that are not Kubernetes' own."""
     replicas: int = 1
-    """How many such pods run at once."""
 
 
 def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
-    Raises RequestError, naming the document, for text that is not a manifest, or has no pods where
-    it needs some.
+    Raises RequestError for text that is not a manifest, or has no pods where it needs some.
 
     >>> text = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}"
     >>> [pod.origin for pod in pods_in(text, "pod.yaml")]
     ['Pod a']
     """
-    try:
-        documents = load_documents(text)
-    except ValueError as error:
-        remedy = f": {OF_HELM}" if "{{" in text else ""
-        raise RequestError(f"{source} is not YAML: {error}{remedy}") from error
-    _check_size(documents, source)
     pods = [
         pod
-        for number, document in enumerate(documents, start=1)
+        for number, document in enumerate(documents_of(text, source), start=1)
         for pod in _pods_of(document, f"{source}, document {number}")
     ]
     if needs_some and not pods:
@@ -73,8 +62,19 @@ def pods_in(text: str, source: str, *, needs_some: bool = True) -> list[Manifest
     return pods
 
 
+def documents_of(text: str, source: str) -> list[Any]:
+    """Raises RequestError for text that is not YAML, or that aliases make too large."""
+    try:
+        documents = load_documents(text)
+    except ValueError as error:
+        remedy = f": {OF_HELM}" if "{{" in text else ""
+        raise RequestError(f"{source} is not YAML: {error}{remedy}") from error
+    _check_size(documents, source)
+    return documents
+
+
 def _check_size(documents: Any, source: str) -> None:
-    """Raise RequestError for a text whose aliases make it large, or contain themselves."""
+    """Refuse documents that aliases make large, or that contain themselves."""
     left = [documents]
     size = 0
     while left:
@@ -108,8 +108,8 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
 def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     if kind == "Pod":
         yield f"Pod {name}", document, None
-    elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job
-        for task in document["spec"]["tasks"]:
+    elif kind == "Job" and (tasks := _volcano_tasks(document)):
+        for task in tasks:
             yield f"Job {name}, task {task.get('name', '?')}", task.get("template"), task
     elif (right := _SMALL.get(kind.lower(), kind)) != kind:
         raise RequestError(f"{kind} {name}: Kubernetes knows no kind {kind}: write {right}")
@@ -124,10 +124,15 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
             yield f"{kind} {name}, {path}", template, {"replicas": count}
 
 
-def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Yield path, template and number of the pods in a kind of another project.
+def _volcano_tasks(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    spec = job.get("spec")
+    return _dicts(spec.get("tasks")) if isinstance(spec, dict) else []
 
-    There are as many as the `replicas` and `parallelism` on the path multiply to.
+
+def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Find templates in kinds of other projects.
+
+    There are as many pods as the `replicas` and `parallelism` on the path multiply to.
     """
     left: list[tuple[str, Any, Any, int]] = [("", document, None, 1)]
     while left:
@@ -156,7 +161,6 @@ def _nested(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _has_containers(value: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is the spec of a pod: its containers have names."""
     containers = value.get("containers")
     return isinstance(containers, list) and any(
         isinstance(container, dict) and "name" in container for container in containers
@@ -164,7 +168,6 @@ def _has_containers(value: Mapping[str, Any]) -> bool:
 
 
 def _replicas(scale: Any, where: str) -> int:
-    """Return `replicas`, or of a Job `parallelism`; by default 1."""
     values = scale if isinstance(scale, dict) else {}
     count = values.get("replicas", values.get("parallelism", 1))
     if not isinstance(count, int) or count < 0:
@@ -209,7 +212,7 @@ _KINDS = {
 
 
 def _plain(error: str) -> str:
-    """Return in the words of YAML what a value of the wrong kind is."""
+    """Translate an error into the words of YAML."""
     fault = _KIND_FAULT.fullmatch(error)
     if fault is None:
         return error
@@ -222,10 +225,7 @@ def _plain(error: str) -> str:
 
 
 def _check_texts(pod: Mapping[str, Any], where: str) -> None:
-    """Raise RequestError for what Kubernetes wants as text, and YAML reads as something else.
-
-    Such as `true` or 0.5 without quotes.
-    """
+    """Raise RequestError for what must be text, and YAML reads as something else."""
     for place, texts in (
         ("annotation", pod["metadata"].get("annotations")),
         ("label", pod["metadata"].get("labels")),

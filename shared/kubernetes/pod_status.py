@@ -1,4 +1,4 @@
-"""What a pod does and when, and its Events, for those who look at one pod; pure."""
+"""What a pod does and when, and its Events; pure."""
 
 from datetime import datetime
 
@@ -73,7 +73,7 @@ class EventSeries(Struct, rename="camel"):
 
 
 class PodEvent(Struct, rename="camel"):
-    """An Event of `v1`, written by a client of `v1` or of `events.k8s.io`."""
+    """Written by a client of `v1` or of `events.k8s.io`."""
 
     type: str = ""
     reason: str = ""

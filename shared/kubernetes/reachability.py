@@ -27,25 +27,20 @@ https://kubernetes.io/docs/reference/access-authn-authz/rbac/#discovery-roles
 
 
 class ApiServerReachability:
-    """Requests the API server's version at an interval."""
-
     def __init__(self, client: KubernetesClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._responded_at: float | None = None
-        """By the clock's ticks."""
         self._failure = "no response yet"
 
     @classmethod
     @asynccontextmanager
     async def observed(cls, client: KubernetesClient) -> AsyncIterator[Self]:
-        """Send requests until the context exits."""
         reachability = cls(client, SystemClock())
         async with in_background(reachability.run()):
             yield reachability
 
     def unready_reason(self) -> str | None:
-        """Return why requests fail, or None if the API server has just responded."""
         limit_s = INTERVAL_S + RESPONSE_S
         if self._responded_at is not None and self._clock.ticks() < self._responded_at + limit_s:
             return None
@@ -64,7 +59,7 @@ class ApiServerReachability:
             await self._clock.sleep(pause_s)
 
     async def _request(self) -> None:
-        """Raise what makes the API server unusable; a missing permission for this does not."""
+        """A missing permission does not make the API server unusable."""
         async with asyncio.timeout(RESPONSE_S):
             try:
                 await self._client.read(PATH)

@@ -1,12 +1,12 @@
 """A reflector: lists and watches one kind of object, and lists again if it cannot resume.
 
-The sequence of changes is complete from the first list on, even if the connection is lost: a
-deletion is reported once, a change once or merged with later ones, and nothing is repeated.
+The sequence of changes is complete from the first list on: a deletion is reported once, a change
+once or merged with later ones, and nothing is repeated.
 
-An API server whose etcd was restored from a backup continues with lower resource versions, and
-sends nothing to a watch that starts from a higher one. So before a watch is resumed, the version of
-the store is read. A lower one than before leads to a new list, and so does an API server that could
-not be reached, since its versions may have caught up meanwhile.
+An API server whose etcd was restored continues with lower resource versions, and sends nothing to a
+watch that starts from a higher one. So the version of the store is read before a watch is resumed.
+A lower one leads to a new list, and so does an API server that could not be reached, since its
+versions may have caught up.
 """
 
 import asyncio
@@ -65,8 +65,6 @@ logger = logging.getLogger(__name__)
 
 
 class RestoredError(ConflictError):
-    """The API server's store is older than what it reported before."""
-
     def __init__(self, *, earlier: str, listed: str) -> None:
         super().__init__(
             f"the API server is at resource version {listed}, after it was at {earlier}: its etcd "
@@ -75,24 +73,18 @@ class RestoredError(ConflictError):
 
 
 def pause_s(failures: int, *, jitter: float, retry_after_s: float | None = None) -> float:
-    """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1.
-
-    A longer Retry-After of the API server is respected, up to `MAX_RETRY_AFTER_S`.
-    """
+    """`jitter` is from 0.5 to 1."""
     doubled = FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16)
     return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 @dataclass(slots=True)
 class Batch(Generic[R]):
-    """Changes of a kind, or why it cannot be read now."""
-
     changed: list[Change[R]] = field(default_factory=list)
     listed: bool = False
-    """With these changes, a list is complete: every object that existed then was reported."""
+    """Every object that existed when a list was complete was reported."""
     restored: bool = False
-    """The store may have been replaced by an older one since the list before, so that versions of
-    objects may be lower than those reported earlier."""
+    """Versions of objects may be lower than before the list."""
     refusal: RequestError | None = None
     path: str = ""
 
@@ -104,7 +96,7 @@ class Reflector(Generic[R]):
 
         async with contextlib.aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                for named, pod in batch.changes:
+                for named, pod in batch.changed:
                     ...
     """
 
@@ -129,7 +121,6 @@ class Reflector(Generic[R]):
         self._known: KnownObjects[R] = KnownObjects()
         self._unreported: list[Change[R]] = []
         self._listed: tuple[bool, bool] = (False, False)
-        """Whether the end of a list is unreported, and whether its store was restored."""
         self._failures = 0
         self._must_list = True
         self._was_away = False
@@ -141,15 +132,15 @@ class Reflector(Generic[R]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the latest list or watch failed, and nothing was received since."""
+        """Nothing was received since the latest list or watch failed."""
         return self._failures > 0
 
     async def batches(self) -> AsyncGenerator[Batch[R], None]:
         """Yield batches of changes for ever, at most 256 at once.
 
-        Raises RequestError (wrong credentials, missing permission, no such resource) only before
-        the first list is complete; later errors are logged and retried. Consume it inside
-        `contextlib.aclosing`, so that the connection is freed at once; a later call continues.
+        Raises RequestError only before the first list is complete; later errors are logged and
+        retried. Consume it inside `contextlib.aclosing`, so that the connection is freed at once; a
+        later call continues.
         """
         for batch in self._take_batches():
             yield batch
@@ -234,7 +225,7 @@ class Reflector(Generic[R]):
                 return
 
     async def _watch(self) -> AsyncGenerator[Batch[R], None]:
-        """Yield the changes of one watch; an incomplete line at its end is dropped."""
+        """An incomplete line at the end of a watch is dropped."""
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = LineSplitter()
         async with self._kube.watch(
@@ -318,10 +309,10 @@ async def follow(
     field_selector: str = "",
     appeared: asyncio.Event | None = None,
 ) -> AsyncGenerator[Batch[R]]:
-    """Yield every change of a kind that the API server may not have, or not let us read.
+    """Follow a kind that the API server may not have, or not let us read.
 
-    After a refusal, the kind is requested again every `retry_s`, or as soon as it has `appeared`.
-    The first of several versions that is served is followed.
+    It is requested again every `retry_s`, or as soon as it has `appeared`. The first of several
+    versions that is served is followed.
     """
     again, paths, at = appeared or asyncio.Event(), [paths] if isinstance(paths, str) else paths, 0
     while True:

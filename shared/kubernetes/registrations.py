@@ -23,8 +23,6 @@ class _ApiServiceSpec(Struct, frozen=True, gc=False):
 
 
 class Registration(Struct, frozen=True, gc=False):
-    """A webhook configuration, or an APIService."""
-
     metadata: ObjectMeta = ObjectMeta()
     webhooks: tuple[_Webhook, ...] = ()
     spec: _ApiServiceSpec = _ApiServiceSpec()
@@ -44,7 +42,7 @@ class RegisteredService(Struct, frozen=True, gc=False):
 
     @property
     def is_outside(self) -> bool:
-        """A name outside the cluster, which has no endpoints."""
+        """A name outside the cluster has no endpoints."""
         return bool(self.spec.external_name)
 
 
@@ -66,14 +64,12 @@ class _Subset(Struct, frozen=True, gc=False):
 
 
 class ServiceEndpoints(Struct, frozen=True, gc=False):
-    """An EndpointSlice, or an Endpoints object."""
-
     endpoints: tuple[_Endpoint, ...] | None = ()
     subsets: tuple[_Subset, ...] | None = ()
 
     @property
     def is_ready(self) -> bool:
-        """Whether some endpoint is ready; unknown readiness counts as ready."""
+        """Unknown readiness counts as ready."""
         of_slice = any(
             endpoint.addresses and endpoint.conditions.ready is not False
             for endpoint in self.endpoints or ()

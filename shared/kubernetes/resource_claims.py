@@ -1,7 +1,6 @@
 """ResourceClaims as the API server has them, and our driver's part of them; pure.
 
-`resource.k8s.io/v1`; see
-https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/
 """
 
 import re
@@ -23,7 +22,7 @@ from shared.model.quantity import parse_count
 from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 
 FROM_CLASS = "FromClass"
-"""The source of parameters that an administrator has written into the DeviceClass."""
+"""Parameters in the DeviceClass."""
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
 CLASSES_PATH = "/apis/resource.k8s.io/v1/deviceclasses"
 _OUR_DRIVER = re.compile(f"""['"]{re.escape(DRIVER)}['"]""")
@@ -47,8 +46,6 @@ class OpaqueDeviceConfiguration(Struct, frozen=True):
 
 
 class DeviceAllocationConfiguration(Struct, frozen=True):
-    """Parameters of a claim or its class, for all its requests if none is named."""
-
     source: str = ""
     requests: tuple[str, ...] = ()
     opaque: OpaqueDeviceConfiguration | None = None
@@ -59,8 +56,6 @@ class RequestedCapacity(Struct, frozen=True):
 
 
 class RequestedDevice(Struct, frozen=True, rename="camel"):
-    """A request, or one of the choices of a prioritized list."""
-
     name: str = ""
     device_class_name: str = ""
     capacity: RequestedCapacity | None = None
@@ -77,7 +72,7 @@ class ClaimedDevices(Struct, frozen=True):
     config: tuple[DeviceAllocationConfiguration, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[str, RequestedDevice]]:
-        """Yield each device with the name of its request, as an allocation has it."""
+        """Yield devices with the names of their requests, as an allocation has them."""
         for request in self.requests:
             if request.exactly is not None:
                 yield request.name, request.exactly
@@ -133,7 +128,6 @@ class DeviceSelector(Struct, frozen=True):
 
 class DeviceClassSpec(Struct, frozen=True, rename="camel"):
     extended_resource_name: str = ""
-    """The extended resource that the class satisfies, if any."""
     selectors: tuple[DeviceSelector, ...] = ()
 
 
@@ -154,9 +148,8 @@ def claim_path(namespace: str, name: str) -> str:
 def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     """Return the claim's allocation of our devices, or None if there is none.
 
-    Administrative access is part of it only where its pods wait for our condition.
-
-    Raises RequestError for an allocation that our slices cannot have led to, or that is too large.
+    Administrative access is part of it only where its pods wait for our condition. Raises
+    RequestError for an allocation that our slices cannot have led to, or that is too large.
     """
     allocation = claim.status.allocation
     results = _our_results(allocation) if allocation else []
@@ -215,20 +208,14 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
 
 class _Parameters(NamedTuple):
     devices: tuple[AllocatedDevice, ...]
-    """With the length of time slices for which they ask."""
     refusal: str = ""
-    """Why they cannot be met, or empty."""
     warning: str = ""
-    """Which have no effect, or empty."""
 
 
 def _read_parameters(
     allocation: AllocationResult, devices: tuple[AllocatedDevice, ...]
 ) -> _Parameters:
-    """Return what the parameters for our driver ask for.
-
-    Of two for one device, the later ones count: a claim's come after its class's.
-    """
+    """Of two parameters for one device, the later ones count: a claim's come after its class's."""
     warning = ""
     intervals: dict[AllocatedDevice, Interval | None] = {}
     for config in allocation.devices.config:
@@ -248,10 +235,7 @@ def _read_parameters(
 
 
 def is_for(config: DeviceAllocationConfiguration, request: str) -> bool:
-    """Return whether parameters are for the devices of a request.
-
-    One of a prioritized list is named alone, or with its choice.
-    """
+    """A request of a prioritized list is named alone, or with its choice."""
     names = {request, request.partition("/")[0]}
     return not config.requests or not names.isdisjoint(config.requests)
 

@@ -29,24 +29,21 @@ class ClaimStatus(Struct, frozen=True, gc=False):
 
 
 class ApiVolumeClaim(Struct, frozen=True, gc=False):
-    """`v1 PersistentVolumeClaim`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
 
 
 class ClaimReference(Struct, frozen=True, gc=False):
-    """The claim that a volume is bound to, or reserved for; then perhaps without its UID."""
+    """If a volume is reserved for the claim, perhaps without its UID."""
 
     namespace: str = ""
     name: str = ""
     uid: str = ""
 
 
-class CsiSource(Struct, frozen=True, rename="camel", gc=False):
+class CsiSource(Struct, frozen=True, gc=False):
     driver: str = ""
-    volume_handle: str = ""
 
 
 class VolumeNodeAffinity(Struct, frozen=True, gc=False):
@@ -76,8 +73,6 @@ class VolumeStatus(Struct, frozen=True, gc=False):
 
 
 class ApiVolume(Struct, frozen=True, gc=False):
-    """`v1 PersistentVolume`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: VolumeSpec = VolumeSpec()
     status: VolumeStatus = VolumeStatus()
@@ -89,14 +84,10 @@ class TopologyRequirement(Struct, frozen=True, gc=False):
 
 
 class TopologyTerm(Struct, frozen=True, rename="camel", gc=False):
-    """All of its requirements must hold."""
-
     match_label_expressions: tuple[TopologyRequirement, ...] = ()
 
 
 class ApiStorageClass(Struct, frozen=True, rename="camel", gc=False):
-    """`storage.k8s.io/v1 StorageClass`."""
-
     metadata: ObjectMeta = ObjectMeta()
     provisioner: str = ""
     volume_binding_mode: str = "Immediate"
@@ -109,15 +100,11 @@ class DriverSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiCsiDriver(Struct, frozen=True, gc=False):
-    """`storage.k8s.io/v1 CSIDriver`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: DriverSpec = DriverSpec()
 
 
 class ApiStorageCapacity(Struct, frozen=True, rename="camel", gc=False):
-    """`storage.k8s.io/v1 CSIStorageCapacity`."""
-
     metadata: ObjectMeta = ObjectMeta()
     storage_class_name: str = ""
     capacity: str | int | None = None
@@ -140,7 +127,5 @@ class CsiNodeSpec(Struct, frozen=True, gc=False):
 
 
 class ApiCsiNode(Struct, frozen=True, gc=False):
-    """`storage.k8s.io/v1 CSINode`, which has the name of its node."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: CsiNodeSpec = CsiNodeSpec()

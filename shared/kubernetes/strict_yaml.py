@@ -6,7 +6,7 @@ import yaml
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a repeated key; a key that a merge key `<<` adds is overridden."""
+    """A key that a merge key `<<` adds is overridden."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -21,7 +21,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_document(text: str) -> Any:
-    """Return the only document, or None for an empty text. Raises ValueError for several."""
+    """Return None for an empty text. Raises ValueError for several documents."""
     documents = load_documents(text)
     if len(documents) > 1:
         raise ValueError(f"there are {len(documents)} documents; write one")
@@ -29,7 +29,7 @@ def load_document(text: str) -> Any:
 
 
 def load_documents(text: str) -> list[Any]:
-    r"""Return the documents of a text that are not empty. Raises ValueError for invalid ones.
+    r"""Leave out empty documents. Raises ValueError for invalid ones.
 
     >>> load_documents("a: 1\n---\nb: 2")
     [{'a': 1}, {'b': 2}]

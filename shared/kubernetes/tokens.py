@@ -40,7 +40,7 @@ class TokenStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
     user: TokenUser = TokenUser()
     audiences: tuple[str, ...] = ()
-    """Those accepted, or empty if the server does not support audiences."""
+    """Empty if the server does not support audiences."""
     error: str = ""
 
 
@@ -51,7 +51,7 @@ class _TokenReview(msgspec.Struct, frozen=True):
 async def review_token(
     kube: KubernetesClient, token: str, audiences: Sequence[str] = ()
 ) -> TokenStatus:
-    """Review a token for one of the audiences, or for those of the API server if there are none.
+    """Review for the API server's audiences without others.
 
     Raises UnavailableError if the API server does not respond.
     """

@@ -1,8 +1,6 @@
 """Objects of the API server, the fields that we read; every field has a default; pure.
 
-Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
-`shared.model` parses them. Inter-pod affinity and topology spread, which only a scheduler's deeper
-plug-ins need, stay undecoded. Fields of a pod that the watcher does not need are in `full_pods`:
+Quantities stay as written. Fields of a pod that the watcher does not need are in `full_pods`:
 decoding them would cost CPU time for each event of a watch.
 """
 
@@ -38,8 +36,6 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ManagedFields(Struct, frozen=True, gc=False):
-    """The fields of an object that a program wrote last, as the API server has recorded them."""
-
     manager: str = ""
     fields_v1: dict[str, Any] | None = field(default=None, name="fieldsV1")
 
@@ -48,10 +44,7 @@ class NodeMeta(ObjectMeta, frozen=True, rename="camel", gc=False):
     managed_fields: tuple[ManagedFields, ...] = ()
 
     def manager_of(self, *path: str) -> str:
-        """Return which program wrote a field last, or an empty text if that is not recorded.
-
-        For example, `manager_of("spec", "unschedulable")` of a cordoned node is `kubectl-cordon`.
-        """
+        """Return which program wrote a field last, or "" if that is not recorded."""
         for entry in self.managed_fields:
             fields: Any = entry.fields_v1
             for key in path:
@@ -62,19 +55,16 @@ class NodeMeta(ObjectMeta, frozen=True, rename="camel", gc=False):
 
 
 class ApiObject(Struct, frozen=True, gc=False):
-    """An object of any kind, of which only the metadata is decoded."""
+    """Only the metadata is decoded."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
 class RawObject(Struct, frozen=True, gc=False):
-    """An object with a spec and a status as written, or with data."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: Any = None
     status: Any = None
     data: dict[str, str] | None = None
-    """Of a ConfigMap."""
 
 
 class ApiSecret(Struct, frozen=True, gc=False):
@@ -95,15 +85,13 @@ class NamedReference(Struct, frozen=True, gc=False):
 
 
 class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
-    """With the operators In, NotIn, Exists, DoesNotExist, Gt and Lt."""
-
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] = ()
 
 
 class LabelSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """All of its labels and requirements must match; an empty selector matches everything."""
+    """An empty selector matches everything."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[SelectorRequirement, ...] = ()
@@ -123,8 +111,6 @@ class NodeSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=F
 
 
 class PreferredTerm(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A preferred term with a weight of 1 to 100."""
-
     weight: int = 0
     preference: NodeSelectorTerm = NodeSelectorTerm()
 
@@ -163,8 +149,6 @@ class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=
 
 
 class ClaimUse(Struct, frozen=True, gc=False):
-    """A ResourceClaim that a container uses, by its name in the pod, and a request of it."""
-
     name: str = ""
     request: str = ""
 
@@ -176,16 +160,12 @@ class Resources(Struct, frozen=True, gc=False):
 
 
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
-    """`host_port` 0 reserves none on the node."""
-
     host_port: int = 0
     protocol: str = "TCP"
     host_ip: str = field(name="hostIP", default="")
 
 
 class RestartRule(Struct, frozen=True, gc=False):
-    """Of a container's `restartPolicyRules[]` only the action."""
-
     action: str = ""
 
 
@@ -247,26 +227,18 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
-    """A ResourceClaim by its name in the pod and the name of the object.
-
-    In the spec, a claim from a template has no name of an object; in the status it has the name of
-    the object that was created, if the template needed one.
-    """
+    """A claim from a template has the object's name only in the status."""
 
     name: str = ""
     resource_claim_name: str | None = None
 
 
 class RequestMapping(Struct, frozen=True, rename="camel", gc=False):
-    """The request of a claim that satisfies an extended resource of a container."""
-
     container_name: str = ""
     request_name: str = ""
 
 
 class ExtendedResourceClaimStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The claim that a scheduler has created for a pod's extended resources."""
-
     request_mappings: tuple[RequestMapping, ...] = ()
     resource_claim_name: str = ""
 
@@ -312,17 +284,15 @@ class Condition(Struct, frozen=True, gc=False):
 
 
 class ContainerState(Struct, frozen=True, gc=False):
-    """Only whether it has terminated."""
-
     terminated: dict[str, object] | None = None
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
-    """With its resources while it runs: a resize changes them later."""
+    """Resources only while it runs: a resize changes them later."""
 
     name: str = ""
     container_id: str = field(name="containerID", default="")
-    """The runtime's, such as `containerd://0123...`; empty before the container is created."""
+    """Empty before the container is created."""
     state: ContainerState = ContainerState()
     resources: Resources | None = None
     allocated_resources: Quantities = {}
@@ -363,8 +333,6 @@ class PodName(Struct, frozen=True, gc=False):
 
 
 class PodOutline(Struct, frozen=True, gc=False):
-    """The fields that no invalid other field prevents from being decoded."""
-
     metadata: PodName = PodName()
     spec: PodPlace = PodPlace()
     status: PodPhase = PodPhase()
@@ -400,15 +368,11 @@ class ApiDisruptionBudget(Struct, frozen=True, gc=False):
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """The address of a webhook, and the CAs (PEM) of its certificate."""
-
     ca_bundle: bytes = b""
     url: str = ""
 
 
 class ServerVersion(Struct, frozen=True, rename="camel", gc=False):
-    """The API server's version, as at `/version`."""
-
     git_version: str = ""
 
 
@@ -429,8 +393,6 @@ class AccessStatus(Struct, frozen=True, gc=False):
 
 
 class AccessReview(Struct, frozen=True, gc=False):
-    """A SubjectAccessReview or SelfSubjectAccessReview, as answered."""
-
     status: AccessStatus = AccessStatus()
 
 
@@ -495,8 +457,6 @@ class SchedulingConstraints(Struct, frozen=True, forbid_unknown_fields=True, gc=
 
 
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
-    """Of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
-
     min_member: int = 1
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
     scheduling_constraints: dict[str, object] | None = None

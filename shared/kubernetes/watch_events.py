@@ -12,8 +12,6 @@ LINE_LIMIT_BYTES = 8 << 20
 
 
 class KubernetesObject(Protocol):
-    """The Structs of `types.py` and those of services."""
-
     @property
     def metadata(self) -> ObjectMeta: ...
 
@@ -22,17 +20,12 @@ R = TypeVar("R", bound=KubernetesObject)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """`kind` is ADDED, MODIFIED or DELETED."""
-
     item: R = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """The resource version that the watch has reached, in an otherwise empty object.
-
-    A bookmark of pods has no containers, not even an empty list, so it is never decoded as a Pod.
-    """
+    """A bookmark of pods has no containers, so it is never decoded as a Pod."""
 
     resource_version: str
 
@@ -45,7 +38,7 @@ class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UndecodableObject(msgspec.Struct, frozen=True):
-    """An object that cannot be decoded, and why; `kind` as in WatchEvent."""
+    """`kind` as in WatchEvent."""
 
     kind: str
     item: ObjectIdentity
@@ -57,7 +50,7 @@ class UnreadableLineError(UnavailableError):
 
 
 class LineSplitter:
-    r"""Splits a stream into lines; an incomplete last line is buffered.
+    r"""An incomplete last line is buffered.
 
     >>> lines = LineSplitter()
     >>> lines.feed(b'{"type":"ADDED"}\n{"ty'), lines.feed(b'pe":"DELETED"}\n')
@@ -70,7 +63,7 @@ class LineSplitter:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines. Raises UnreadableLineError above the size limit."""
+        """Raises UnreadableLineError above the size limit."""
         first, *others = chunk.split(b"\n")
         self._held.append(first)
         self._held_bytes += len(first)
@@ -104,7 +97,7 @@ class EventReader(Generic[R]):
         self._items = msgspec.json.Decoder(kind)
 
     def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | UndecodableObject | Status:
-        """Decode a line of a watch; a Status ends the watch with an error."""
+        """A Status ends the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
         except msgspec.ValidationError as error:

@@ -1,9 +1,7 @@
 """Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-Every write is one call of a function that writes nothing if the revision of the account, or the
-cursor of the journal, is not the one that the caller read: any number of timekeepers may run, crash
-and retry. A rebuild of the ledger of leases does not change these keys. All methods raise
-UnavailableError when the server does not respond.
+A write does nothing if what it was decided on has changed: any number of timekeepers may run, crash
+and retry. All methods raise UnavailableError when the server does not respond.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -44,7 +42,6 @@ from shared.model.names import Namespace
 PAGE_SIZE = 500
 _decode_hour = msgspec.json.Decoder(CostHour).decode
 NO_EARLIER_WINDOWS_MS = 1 << 52
-"""Later than any window begins."""
 
 
 class Budgets(LedgerPart):
@@ -57,7 +54,7 @@ class Budgets(LedgerPart):
     # The journal of tenures
 
     async def unread_journal(self, most: int = 200, *, reader: str = "journal") -> Journal:
-        """Read the changes of leases after the cursor of a reader: `journal` or `cost`.
+        """Read changes of leases after the cursor of a reader: `journal` or `cost`.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
@@ -84,10 +81,7 @@ class Budgets(LedgerPart):
         )
 
     async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Write the changes that follow from the journal, and move the cursor.
-
-        Returns False, with nothing written, if another caller has moved it.
-        """
+        """Return False, with nothing written, if another caller has moved the cursor."""
         return await self._write(journal_write(self._keys, journal, changes))
 
     # Costs
@@ -106,11 +100,10 @@ class Budgets(LedgerPart):
         return mark
 
     async def cost_hours(self) -> list[int]:
-        """Return the beginnings of the stored hours, in ms."""
         return list(readable(int, await self._read("cost_hours")))
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
-        """Record hours and move the cursor; return False, without effect, if it has moved."""
+        """Return False, with nothing written, if another caller has moved the cursor."""
         return await self._write(cost_write(self._keys, journal, before, after))
 
     # Accounts
@@ -124,7 +117,7 @@ class Budgets(LedgerPart):
     async def discard_damaged(self) -> list[str]:
         """Delete accounts that could not be read, and stray records; return what was deleted.
 
-        A deleted account counts as lost, and so does the journal: see `unread_journal`.
+        A deleted account counts as lost, and so does the journal.
         """
         discarded = await self._discard()
         await self.revisions()
@@ -137,7 +130,7 @@ class Budgets(LedgerPart):
         return discarded
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts with their open windows, and all windows since the given instant in ms.
+        """Load accounts with all windows since an instant in ms, or the open ones for None.
 
         An unknown namespace gets an empty account.
         """
@@ -152,7 +145,7 @@ class Budgets(LedgerPart):
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
-        """Return accounts with the windows that their balance needs; sliding ones need several."""
+        """Return accounts with the windows that their balances need; sliding ones need several."""
         now_ms = await self.now_ms()
         accounts = await self.load(dict.fromkeys(names))
         sliding_since = {
@@ -169,7 +162,7 @@ class Budgets(LedgerPart):
         )
 
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
-        """Return until when tenures that ended during the last day are charged."""
+        """Return instants of tenures that ended during the last day."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
         charged_rows = await self._read("charged", keys) if keys else []
         pairs_found = ((id_, at) for id_, at in zip(tenures, charged_rows, strict=True) if at)
@@ -180,7 +173,7 @@ class Budgets(LedgerPart):
         return sorted(windows, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; return False if the account has changed since the step was decided.
+        """Return False if the account has changed since the step was decided.
 
         Entries and closed windows from before `kept_since_ms` are deleted.
         """
@@ -189,7 +182,6 @@ class Budgets(LedgerPart):
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_SIZE
     ) -> list[ChargeEntry]:
-        """Return the entries after the one with this ID, oldest first."""
         rows = await self._read("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
 
@@ -205,7 +197,6 @@ class Budgets(LedgerPart):
         return int(await self._read("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        """Return whether the caller got the lock, which expires after `every_ms`."""
         return bool(await self._run("lock", name, every_ms))
 
     async def _write(self, write: AccountWrite) -> bool:

@@ -1,7 +1,6 @@
 """The connection to Redis or Valkey: calls the ledger's functions and reads its feed.
 
-Calls are not retried, except after loading the library of functions into a server that lacks it.
-Only a binder's user may load it, for all services of its version.
+Only a binder's user may load the library of functions.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ T = TypeVar("T")
 P = TypeVar("P", bound="LedgerPart")
 
 BATCH_SIZE = 64
-"""Per call of a function: enough to be cheap, few enough to share Redis."""
+"""Per call of a function: Redis runs nothing else meanwhile."""
 TRY_WRITE_S = 1.0
 """The interval at which a write is tried after the server has refused a call."""
 _unpack = msgspec.msgpack.Decoder().decode
@@ -40,8 +39,6 @@ def unpack(packed: bytes) -> Any:
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """See `LedgerConnection`."""
-
     credentials: ClientCredentials
     timeout_s: float
     feed_length: int
@@ -52,8 +49,8 @@ class ConnectionOptions(TypedDict, total=False):
 class LedgerConnection:
     """A pool of connections to one server, and the functions that it runs.
 
-    The feed keeps about `feed_length` calls. With `detects_lost_writes`, which requires the right
-    to write, a ledger that has lost what it confirmed to this caller is closed and so rebuilt.
+    With `detects_lost_writes`, which requires the right to write, a ledger that has lost what it
+    confirmed to this caller is closed.
     """
 
     def __init__(
@@ -73,9 +70,8 @@ class LedgerConnection:
         self.detects_lost_writes = detects_lost_writes
         self.clock = clock
         self.unready_reason: str | None = None
-        """Why the server does not serve calls, or refuses some."""
         self._refuses = False
-        """Whether the server refused a call and has accepted no write since."""
+        """The server refused a call and has accepted no write since."""
         self._tried_at = 0.0
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
@@ -97,14 +93,13 @@ class LedgerConnection:
         await self._redis.aclose()
 
     def observe_version(self, version: int) -> None:
-        """Remember a version: a server that returns a lower one later has lost writes."""
+        """A server that returns a lower version later has lost writes."""
         if version > self._highest_version and self.detects_lost_writes:
             self._highest_version = version
 
     async def run(
         self, function: str, *args: object, state: str = "ready", tail: bytes = b""
     ) -> Any:
-        """Call a function as `run_raw` does, and decode the reply."""
         return unpack(await self.run_raw(function, *args, state=state, tail=tail))
 
     async def run_raw(
@@ -114,7 +109,7 @@ class LedgerConnection:
 
         `tail` may be stored unchanged. The ledger must be `ready`, or `open` (ready or being
         rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the server does not
-        respond or refuses to write.
+        respond or refuses to write. Calls are not retried.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -142,7 +137,7 @@ class LedgerConnection:
             return await call(name, *sent)
 
     async def _load_library(self, missing: ResponseError) -> None:
-        """Load the library; raise `missing` if this user may not load any."""
+        """Raise `missing` if this user may not load the library."""
         try:
             await self._redis.function_load(self.library.text)
         except NoPermissionError:
@@ -153,15 +148,11 @@ class LedgerConnection:
                 raise
 
     async def _close_ledger(self, sent: tuple[object, ...]) -> None:
-        """Call a function that may write: it finds that writes are lost, and closes the ledger."""
+        """Call a function that may write, which closes a ledger that has lost writes."""
         with contextlib.suppress(ResponseError):
             await self._redis.fcall(self.library.full_name("try_write"), *sent)
 
     async def library_names(self) -> list[str]:
-        """Return the names of our libraries on the server, of all versions.
-
-        Raises UnavailableError as `run_raw` does.
-        """
         try:
             async with asyncio.timeout(self.timeout_s):
                 listed = await self._redis.function_list(library=f"{LIBRARY_PREFIX}*")
@@ -170,10 +161,13 @@ class LedgerConnection:
         return [_library_name(fields) for fields in listed]
 
     async def delete_library(self, name: str) -> None:
-        """Delete a library, unless another binder has done so."""
-        with contextlib.suppress(ResponseError):
+        try:
             async with asyncio.timeout(self.timeout_s):
                 await self._redis.function_delete(name)
+        except ResponseError:  # another binder has deleted it
+            return
+        except (RedisError, OSError, TimeoutError) as error:
+            raise await self._translated(error) from error
 
     async def _read_clock(self) -> None:
         if self.clock and self.clock.is_due:
@@ -184,7 +178,6 @@ class LedgerConnection:
     async def read_feed(
         self, after: str, *, count: int, block_s: float
     ) -> list[tuple[str, Mapping[bytes, bytes]]]:
-        """Return the entries after `after`; wait up to `block_s` for the first."""
         block_ms = max(1, int(min(block_s, self.timeout_s / 2) * 1000))
         key = f"{self.prefix}feed"
         try:
@@ -197,7 +190,7 @@ class LedgerConnection:
         return [(entry.decode(), fields) for entry, fields in entries]
 
     async def _note_served(self) -> None:
-        """Note that a call was served; a server that refuses writes still serves reads."""
+        """A server that refuses writes still serves reads."""
         if self._refuses:
             if time.monotonic() < self._tried_at + TRY_WRITE_S:
                 return
@@ -229,8 +222,6 @@ class LedgerConnection:
 
 
 class LedgerPart:
-    """Reads and writes one subject of the ledger."""
-
     def __init__(self, connection: LedgerConnection) -> None:
         self._connection = connection
 
@@ -239,22 +230,14 @@ class LedgerPart:
     async def connect(
         cls, url: str, *, prefix: str = "lh:", **options: Unpack[ConnectionOptions]
     ) -> AsyncIterator[Self]:
-        """Open this part of the ledger at `url` (`redis://`, `rediss://`, `unix://`).
-
-        Connects with the first call. `options`: see `LedgerConnection`.
-        """
+        """Connect with the first call. `options`: see `LedgerConnection`."""
         async with LedgerConnection(url, prefix=prefix, **options) as connection:
             yield cls(connection)
 
     def part(self, kind: type[P]) -> P:
-        """Return another subject over the same connection.
-
-        A subject that is seldom used would notice late, by itself, that the server serves again.
-        """
         return kind(self._connection)
 
     def unready_reason(self) -> str | None:
-        """Return why the server did not serve the last call, or None."""
         return self._connection.unready_reason
 
 
@@ -268,6 +251,6 @@ def _without_password(url: str) -> str:
 
 
 def _library_name(fields: Sequence[Any]) -> str:
-    """Return the name in an entry of FUNCTION LIST, which has names and values in turn."""
+    """FUNCTION LIST has names and values in turn."""
     name = fields[fields.index(b"library_name") + 1]
     return str(name.decode())

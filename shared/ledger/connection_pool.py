@@ -1,9 +1,8 @@
 """The client of Redis or Valkey, its clock, and the primary that Sentinels name.
 
-For each connection, credential files are read and Sentinels queried again. A demoted primary
-answers READONLY, and its connections are closed; one that hangs is left when the call's timeout
-ends. With `redis+sentinel://HOST[:PORT],.../NAME[/DB]`, or `rediss+sentinel://` under TLS, NAME is
-the Sentinels' name of the primary (`sentinel monitor NAME ...`).
+For each connection, credential files are read and Sentinels queried again. In
+`redis+sentinel://HOST[:PORT],.../NAME[/DB]`, or `rediss+sentinel://` under TLS, NAME is that of
+`sentinel monitor NAME ...`.
 """
 
 import re
@@ -35,11 +34,8 @@ LATEST_REPLIES = 3
 
 
 class LedgerClock(SystemClock):
-    """The server's clock, by which everything in the ledger is stored and compared."""
-
     def __init__(self) -> None:
         self._ahead_s: float | None = None
-        """The server's Unix time less our monotonic seconds."""
         self._read_at = -READ_EVERY_S
         self._replies_s: deque[float] = deque(maxlen=LATEST_REPLIES)
 
@@ -53,13 +49,12 @@ class LedgerClock(SystemClock):
         return self._ahead_s is None or time.monotonic() >= self._read_at + READ_EVERY_S
 
     def set(self, server_s: float, began_s: float) -> None:
-        """Set the clock by the server's time, requested at our monotonic second `began_s`."""
         self._read_at = time.monotonic()
         self._replies_s.append(self._read_at - began_s)
         self._ahead_s = server_s - (began_s + self._read_at) / 2
 
     def now(self) -> float:
-        """Return the server's Unix seconds. Raises UnavailableError until it has replied once."""
+        """Raises UnavailableError until the server has replied once."""
         if self._ahead_s is None:
             raise UnavailableError("the time of the Redis server is not known yet")
         return time.monotonic() + self._ahead_s
@@ -69,12 +64,9 @@ PORT = 26379
 _SCHEME = re.compile(r"(rediss?)\+sentinel://")
 _FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
 PoolFactory = Callable[[str, ClientCredentials, float], ConnectionPool]
-"""Arguments: the server's URL, our credentials, and seconds to connect."""
 
 
 class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
-    """Connections to the current primary, closed together with those to the Sentinels."""
-
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
@@ -87,10 +79,9 @@ def uses_sentinels(url: str) -> bool:
 def primary_pool(
     url: str, credentials: ClientCredentials, *, timeout_s: float, make_pool: PoolFactory
 ) -> ConnectionPool:
-    """Return a pool of connections to the primary; `make_pool` makes one for a server.
+    """Sentinels get the same credentials, and are tried without if they refuse them.
 
-    Sentinels get the same credentials, and are tried without if they refuse them. The time for one
-    leaves time to try the others. Raises RequestError for a malformed URL.
+    Raises RequestError for a malformed URL.
     """
     scheme, rest = url.split("+sentinel://", 1)
     form = _FORM.fullmatch(rest)
@@ -134,12 +125,10 @@ def _with_port(host: str) -> str:
 
 
 _DRIVER_INFO = DriverInfo(lib_version=redis.__version__)
-"""For CLIENT SETINFO; without a version, the library reads its metadata for each connection."""
+"""Without a version, the library reads its metadata for each connection."""
 
 
 class _FileCredentials(CredentialProvider):  # type: ignore[misc]
-    """Reads the file at the moment of connecting."""
-
     def __init__(self, credentials: ClientCredentials) -> None:
         self._credentials = credentials
 
@@ -155,8 +144,6 @@ class _FileCredentials(CredentialProvider):  # type: ignore[misc]
 
 
 class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
-    """Reads the files at the moment of connecting."""
-
     def __init__(self, *, files: TlsFiles, **rest: Any) -> None:
         self._files = files
         super().__init__(**rest)
@@ -169,7 +156,7 @@ class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
 
 
 class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
-    """A pool without the library's metrics, and without a lock: nothing awaits while it changes."""
+    """Without the library's metrics, and without a lock: nothing awaits while it changes."""
 
     async def get_connection(self, *_: Any, **__: Any) -> Any:
         connection = self.get_available_connection()
@@ -188,10 +175,7 @@ class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
 
 
 class CommandClient(redis.asyncio.Redis):  # type: ignore[misc]
-    """A client without the library's retries, metrics and encoder written in Python.
-
-    A command takes less than half of the interpreter's instructions.
-    """
+    """Without the library's retries, metrics and encoder, which cost half of the time."""
 
     async def execute_command(self, *command: Any, **options: Any) -> Any:
         name, *values = command
@@ -211,7 +195,7 @@ class CommandClient(redis.asyncio.Redis):  # type: ignore[misc]
 def connection_pool(
     url: str, credentials: ClientCredentials, *, timeout_s: float
 ) -> redis.asyncio.ConnectionPool:
-    """Return a pool of connections that retries no call; the caller sets the timeout of each.
+    """Return a pool that retries no call; the caller sets the timeout of each.
 
     Raises RequestError for a malformed address, and for TLS files with an address without TLS.
     """

@@ -5,10 +5,7 @@ from shared.ledger.connection import LedgerPart
 
 class FunctionLibraries(LedgerPart):
     async def remove_unused(self) -> list[str]:
-        """Note that this version is used; delete libraries that no binder has used for a day.
-
-        Returns the names of the deleted ones, for example `leasehold_0d26af55afb0`.
-        """
+        """Delete libraries that no binder has used for a day, and return their names."""
         names = await self._connection.library_names()
         own = self._connection.library.name
         unused: list[str] = await self._connection.run("keep_library", own, names, state="any")

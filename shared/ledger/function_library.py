@@ -1,9 +1,8 @@
 """The Lua functions of the ledger, as one library that Redis or Valkey loads.
 
-Each file of `functions/` is the module of a function, and each file of `functions/common/` one that
-they share; modules refer to each other by `require`. While a library is loaded it may only register
-its functions, so a module runs when a function first requires it. The library's name contains a
-hash of its text, so that several versions of the services can run side by side.
+Each file of `functions/` is the module of a function; `functions/common/` has those that they
+share. While a library is loaded it may only register its functions, so a module runs when a
+function first requires it. A hash in the library's name lets several versions run side by side.
 """
 
 import hashlib
@@ -20,18 +19,16 @@ _HASH_LENGTH = 12
 
 
 class LedgerFunction(NamedTuple):
-    """A function: its module, and the commands that it may call."""
-
     module: str
     commands: frozenset[str]
     reads_only: bool
-    """Servers run it even while they refuse writes, and let it write nothing."""
+    """Servers run it even while they refuse writes."""
 
 
 _OPENING = frozenset({"hmget", "hlen", "scard", "zcard"})
-"""Called by every function, to read the ledger before it begins (`ledger.lua`)."""
+"""Of every function, before it begins (`ledger.lua`)."""
 _CLOSING = frozenset({"hset", "exists"})
-"""Also called by functions that write, to save how many records there are."""
+"""Of functions that write, to save how many records there are."""
 
 
 def _reading(module: str, commands: str) -> LedgerFunction:
@@ -45,7 +42,7 @@ def _writing(module: str, commands: str) -> LedgerFunction:
 
 
 _CHANGES = "del hdel hget hgetall hincrby hkeys xadd zadd zrange zrem"
-"""Called by functions that change nodes, devices and leases (`writes.lua`)."""
+"""Of functions that change nodes, devices and leases (`writes.lua`)."""
 
 FUNCTIONS: Mapping[str, LedgerFunction] = {
     "advance": _writing("advance", f"{_CHANGES} time zrangebylex"),
@@ -107,14 +104,13 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
         "zrangebyscore zrem zremrangebyrank",
     ),
 }
-"""By name; a test compares the commands with the modules."""
 
 _GLOBALS = (
     *("cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "redis", "select"),
     *("string", "struct", "table", "tonumber", "tostring", "type", "unpack"),
 )
-"""What modules use of the server's environment. Global variables are slow in a function, so all
-share local variables of the same names; only a function that is called can read the global ones."""
+"""Global variables are slow in a function, so all share local variables of the same names; only a
+function that is called can read the global ones."""
 _BEGINNING = f"""\
 local function globals() return {", ".join(_GLOBALS)} end
 local {", ".join(_GLOBALS)}
@@ -135,13 +131,11 @@ class Library(NamedTuple):
     name: str
     text: str
     first_lines: tuple[tuple[int, str], ...]
-    """The line before the first of each file, and the file's name, in order."""
 
     def full_name(self, name: str) -> str:
         return f"{self.name}_{name}"
 
     def located(self, message: str) -> str:
-        """Return an error's message with file and line for each line of the library."""
         return _LINE.sub(lambda match: self._file_and_line(int(match[1])) or match[0], message)
 
     def _file_and_line(self, line: int) -> str:
@@ -164,7 +158,6 @@ def modules() -> Mapping[str, str]:
 
 
 def bundled(texts: Mapping[str, str]) -> Library:
-    """Return the library with the texts of these modules."""
     digest = hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in texts).encode())
     digest.update(f"{_BEGINNING}{[*_registrations(LIBRARY_PREFIX)]}".encode())
     name = f"{LIBRARY_PREFIX}{digest.hexdigest()[:_HASH_LENGTH]}"

@@ -1,15 +1,12 @@
 """The ledger of leases in Redis or Valkey: which pod holds which share of which device.
 
-A method calls one function, or one for each page. A function writes all or nothing and keeps
-totals, slots, fences, versions, indexes and feed in agreement. No call is retried here, and each
-may be repeated: the second call returns what the first one did. All raise UnavailableError while
-the server does not reply or refuses to write, and while the ledger is empty (never used, or
-flushed) or being rebuilt. `now` is the caller's clock, in Unix seconds.
+A function writes all or nothing, and keeps totals, indexes and feed in agreement. Each call may be
+repeated: the second one returns what the first one did. All raise UnavailableError while the server
+does not reply or refuses to write, and while the ledger is empty or being rebuilt.
 
 Versions, fences and the capacity number only rise. A rebuild starts them at the present in
-milliseconds, above all earlier ones. No version is used twice, so that a lease of an earlier life
-of the same pod is recognised as stale, and so is a server that has lost writes it had confirmed (a
-replica that was behind took over).
+milliseconds, above all earlier ones, so that leases of an earlier life of a pod, and servers that
+have lost writes, are recognised.
 """
 
 import asyncio
@@ -79,7 +76,6 @@ def decode_outcome(
     now: float,
     expires_at: float,
 ) -> ReservationOutcome:
-    """Decode the next outcome of `reserve.lua`: numbers, and the value that they refer to."""
     number = next(numbers)
     if number > 0:
         return ReservedLease(lease=new_lease(wanted, number, numbers, now, expires_at))
@@ -95,7 +91,6 @@ def decode_outcome(
 
 
 def _refusal(pod: PodUid, value: bytes) -> NoCapacity:
-    """Decode why a pod gets no lease, or a lease not the shares that it requests."""
     record = _decode_refusal(value)
     return NoCapacity(
         pod=pod,
@@ -111,8 +106,6 @@ MOST_UNSYNCED = 100
 
 
 class LeaseResizes(LedgerPart):
-    """Resizes leases, and records where node or annotations may be outdated."""
-
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
         """Lock the lease for `ttl_s`; return the token to shrink it, or None if it is locked."""
         token = uuid4().hex
@@ -125,10 +118,9 @@ class LeaseResizes(LedgerPart):
     async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
         """Give a lease the shares it has here, and return it with its version raised.
 
-        Node, devices, slots and fences stay. Returns NoCapacity if a device, or the namespace's
-        quota, has no room for the increase, and StaleLeaseError if the lease has changed since it
-        was read, or ended. Raises ConflictError if the lock of `token` has expired. In these cases
-        nothing has changed.
+        Returns NoCapacity if a device, or the namespace's quota, has no room for the increase, and
+        StaleLeaseError if the lease has changed since it was read, or ended. Raises ConflictError
+        if the lock of `token` has expired.
         """
         _, values, refused = encode_leases([lease])
         if refused:
@@ -150,14 +142,10 @@ class LeaseResizes(LedgerPart):
         return [PodUid(pod) for pod in unsynced]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
-        """Record that node and annotations match the lease at `version`.
-
-        Returns False if it was resized since, or synced before.
-        """
+        """Return False if the lease was resized since `version`, or synced before."""
         return bool(await self._run("set_synced", pod, version))
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Record that node or annotations may be outdated; also during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
         await self._run("set_unsynced", rows, state="open")
 
@@ -166,8 +154,6 @@ class LeaseResizes(LedgerPart):
 
 
 class ClaimLeases(LedgerPart):
-    """Changes leases, unless they have changed since they were read."""
-
     async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
         """Mark leases to end once their nodes' agents confirm that the claims are not prepared.
 
@@ -177,7 +163,7 @@ class ClaimLeases(LedgerPart):
         return list(map(bool, await self._connection.run("resource_claims", "deallocated", rows)))
 
     async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
-        """Replace the consumers of a claim's lease; return None if it changed since it was read."""
+        """Return None if the lease changed since it was read."""
         generation = lease.claim.generation if lease.claim else ""
         claim = ClaimAllocation(generation=generation, consumers=tuple(consumers))
         packed, *stored = await self._connection.run_raw(
@@ -191,7 +177,7 @@ class ClaimLeases(LedgerPart):
 
 
 class LearnedRunTimes(LedgerPart):
-    """How long pods run, as timekeepers learn it; may be lost without harm."""
+    """May be lost without harm."""
 
     async def load(self) -> RunTimes:
         (data,) = await self._connection.run_raw("read_run_times", state="any")
@@ -202,16 +188,13 @@ class LearnedRunTimes(LedgerPart):
 
 
 EXPIRE_BATCHES = 4
-"""Of reservations, per call."""
 _MOVED = -1
 GangNeeds = tuple[str, int, bool, int]
-"""A gang, how many of its pods must hold leases, whether that is before the call, and how many must
-hold one before it exactly; -1 for any number."""
+"""A gang, how many of its pods must hold leases, whether before the call, and how many must hold
+one before it exactly; -1 for any number."""
 
 
 class RedisLeases(LedgerInventory):
-    """Leases and nodes; other subjects are attributes."""
-
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
         self.waiting_pods = WaitingPods(connection)
@@ -222,7 +205,6 @@ class RedisLeases(LedgerInventory):
         self.checks = RecordChecks(connection)
         self.run_times = LearnedRunTimes(connection)
         self.freed = asyncio.Event()
-        """Set when leases have ended through this object."""
 
     # Leases
 
@@ -231,10 +213,7 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it; one that is gone gets none. What is being offered to a
-        waiting pod that comes first is reserved for that one. Each batch is atomic; the next one is
-        packed while the server works on the one before. If a batch gets no reply, the call raises;
-        repeat it.
+        A pod that has a live lease keeps it; one that is gone gets none.
         """
         return await self._reserve_each(wanted, now, now + ttl_s)
 
@@ -243,9 +222,9 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
 
-        For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), or if
-        fewer than `gang.min_member` of the gang would then hold a lease, or other than `live` held
-        one before: so that two placers do not choose different domains for pods of one gang.
+        For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), if fewer
+        than `gang.min_member` would then hold a lease, or other than `live` held one before: two
+        placers must not choose different domains for a gang.
         """
         needs = (escaped(gang.name), gang.min_member, False, live)
         return await self._reserve_batch(wanted, now, now + ttl_s, needs)
@@ -253,7 +232,7 @@ class RedisLeases(LedgerInventory):
     async def reserve_further(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
-        """Reserve for further pods of a gang, each on its own, as `reserve` does.
+        """Reserve for further pods, each on its own.
 
         Returns GangIncomplete if fewer than `gang.min_member` of the gang still hold a lease.
         """
@@ -328,7 +307,6 @@ class RedisLeases(LedgerInventory):
         expires_at: float,
         gang_needs: GangNeeds | None,
     ) -> list[ReservationOutcome]:
-        """Reserve for pods whose lease can be stored, but for none of a gang that needs all."""
         together = gang_needs is not None and not gang_needs[2]
         rest = [
             wanted
@@ -346,8 +324,8 @@ class RedisLeases(LedgerInventory):
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Bind reservations to their nodes; from then on only a release ends them.
 
-        A lease that was bound before, from the same reservation, gets the same reply again. One
-        that is gone, expired, or from another reservation gets StaleLeaseError.
+        A repetition gets the same reply. A lease that is gone, expired, or from another reservation
+        gets StaleLeaseError.
         """
         bound: list[Lease | StaleLeaseError] = []
         for batch in in_batches(leases):
@@ -365,10 +343,7 @@ class RedisLeases(LedgerInventory):
         return bound
 
     async def extend(self, leases: Sequence[Lease], *, until: float) -> list[bool]:
-        """Keep reservations until a later instant; return for each whether it is kept.
-
-        One that has moved on since it was read, or has ended, is not.
-        """
+        """Keep reservations until a later instant; return for each whether it is kept."""
         kept: list[bool] = []
         for batch in in_batches(leases):
             rows = [(lease.pod, lease.version) for lease in batch]
@@ -376,10 +351,7 @@ class RedisLeases(LedgerInventory):
         return kept
 
     async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
-        """Record that kubelets have allocated the devices of the pods.
-
-        Returns None for a pod without a bound lease on that node.
-        """
+        """Return None for a pod without a bound lease on that node."""
         active: list[Lease | None] = []
         for batch in in_batches(pods):
             packed, *values = await self._connection.run_raw("advance", "active", batch)
@@ -411,7 +383,6 @@ class RedisLeases(LedgerInventory):
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
-        """End and return every reservation that has expired."""
         expired: list[Lease] = []
         has_more = True
         while has_more:
@@ -443,7 +414,6 @@ class RedisLeases(LedgerInventory):
         }
 
     async def save_silence(self, pods: Sequence[PodUid], since: float | None) -> None:
-        """Save since when the nodes' agents have not replied, or None if they do."""
         for batch in in_batches(pods):
             await self._connection.run("silence", since or False, batch)
 
@@ -453,11 +423,11 @@ class RedisLeases(LedgerInventory):
         return [lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED]
 
     async def load_reserved_gang(self, gang: str) -> list[Lease]:
-        """Return the leases that count for a gang, or none if one of its pods is bound."""
+        """Return no leases if a pod of the gang is bound."""
         return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases, in pages of nodes; a new one may be missing."""
+        """Yield pages of nodes; a new lease may be missing."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._load_all(batch, [])
@@ -491,10 +461,8 @@ class RedisLeases(LedgerInventory):
     ) -> list[tuple[Lease, str]]:
         """Write leases as they were, with slots and fences; return those that conflict, and why.
 
-        A lease that would over-commit a device is not written, nor one that exists already. Leases
-        of the pods in `hearsay` are known from the agents of their nodes alone: they take no device
-        that another node has. Raises ConflictError if another rebuild has begun since `token` was
-        given.
+        Leases of the pods in `hearsay` are known from agents alone: they take no device that
+        another node has. Raises ConflictError if another rebuild has begun since `token` was given.
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
@@ -512,10 +480,8 @@ class RedisLeases(LedgerInventory):
     ) -> list[tuple[Lease, str]]:
         """Set damaged records aside, and restore the leases that were among them, in one step.
 
-        All else that they counted for is counted again from the other leases. Devices, nodes and
-        waiting pods are written anew as soon as they are reported again. Returns the leases that
-        are not restored, and why. Raises ConflictError if the ledger was rebuilt since
-        `generation`.
+        All else that they counted for is counted again. Returns the leases that are not restored,
+        and why. Raises ConflictError if the ledger was rebuilt since `generation`.
         """
         return await self._restore(leases, hearsay, (generation, now, 0.0), damaged)
 
@@ -537,7 +503,7 @@ class RedisLeases(LedgerInventory):
         return [*too_large, *conflicts]
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
-        """Extend the lock of our rebuild by `lock_s`; return whether all quotas are known.
+        """Return whether all quotas are known.
 
         Raises ConflictError if another rebuild has begun.
         """
@@ -545,7 +511,6 @@ class RedisLeases(LedgerInventory):
         return bool(await self._connection.run("rebuild", *args, state="any"))
 
     async def finish_rebuild(self, token: str) -> bool:
-        """Open the ledger for service; return False if another rebuild has begun since."""
         return bool(await self._connection.run("rebuild", "finish", token, state="any"))
 
     def _observe(self, leases: Iterable[Lease]) -> None:
@@ -553,7 +518,6 @@ class RedisLeases(LedgerInventory):
 
 
 def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
-    """Return the version by which the candidates were chosen, and what the pods repel."""
     read = [
         reservation.read_version for reservation in batch if reservation.read_version is not None
     ]
@@ -564,7 +528,6 @@ def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
 
 
 def _rules(batch: Sequence[Reservation]) -> object:
-    """Return what `selected.lua` reads of each pod, or False if none has or concerns rules."""
     if not any(reservation.selected_as or reservation.guards for reservation in batch):
         return False
     return [
@@ -576,11 +539,10 @@ def _rules(batch: Sequence[Reservation]) -> object:
 
 
 def _ends(batch: Sequence[Reservation], now: float) -> object:
-    """Return when each lease ends at the latest, or False if none has an enforced term."""
     ends = [will_end_by(reservation.term, now) for reservation in batch]
     return [end or False for end in ends] if any(ends) else False
 
 
 def _first_grant(lease: Lease) -> tuple[str, int]:
-    """Return the device and the fence of the first share: no other lease has both."""
+    """No other lease has this device and fence."""
     return (lease.shares[0].device, lease.shares[0].fence) if lease.shares else ("", -1)

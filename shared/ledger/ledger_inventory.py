@@ -41,21 +41,17 @@ MAX_AGE_S = 0.45
 
 
 class LedgerInventory(LedgerPart):
-    """Writes nodes and devices, and reads them and the feed of their changes."""
-
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
         self._reading = asyncio.Lock()
         self._status: LedgerStatus | None = None
         self._read_at = float("inf")
-        """The caller's time of the latest reading of the status."""
 
     async def capacity(self) -> int:
         """Return the number that rises whenever something is freed or added."""
         return (await self._read_status()).capacity
 
     async def generation(self) -> str | None:
-        """Return the generation of the ledger, or None while it is not ready."""
         try:
             return (await self._read_status()).generation
         except RebuildPendingError:
@@ -93,16 +89,11 @@ class LedgerInventory(LedgerPart):
         )
 
     async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes that the API server has, and the position in the feed."""
         start = await read_nodes(self._connection, [])
         return await self._snapshot(start, start.names)
 
     async def snapshot_around(self, names: Collection[NodeName]) -> LedgerSnapshot:
-        """Return these nodes, and those whose pods may keep a pod off them by anti-affinity.
-
-        For example, a node whose pod lets no other pod of its app into its zone is among them,
-        whatever its own zone.
-        """
+        """Return these nodes, and those whose pods may keep a pod off them by anti-affinity."""
         start = await read_nodes(self._connection, list(names)[:1])
         wide = await self._connection.run("query", "wide_terms")
         return await self._snapshot(start, {*names, *wide})
@@ -156,10 +147,10 @@ class LedgerInventory(LedgerPart):
     async def save_nodes(
         self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
     ) -> bool:
-        """Save nodes' facts from the API server, also during a rebuild; return whether any changed.
+        """Save nodes' facts, also during a rebuild; return whether any changed.
 
-        Facts of a lower revision than what was saved or removed in the last two minutes are
-        ignored. Without `revisions` they are not compared.
+        Facts of a lower revision than a recent one are ignored. Without `revisions` they are not
+        compared.
         """
         known_revisions = revisions or [UNKNOWN_REVISION] * len(nodes)
         rows = [
@@ -180,10 +171,10 @@ class LedgerInventory(LedgerPart):
         """Save what nodes' agents report; also possible during a rebuild.
 
         A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
-        device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
-        raised to those that its agent has honoured, unless that is too high to count on from. A
-        device that another node also reports stays there. Returns None if nothing changed, or else
-        such devices, with the node that reports them and the one that has them.
+        device that is missing, unhealthy or smaller than its use takes nothing new.
+
+        A device that another node also reports stays there. Returns None if nothing changed, or
+        else such devices, with the node that reports them and the one that has them.
         """
         shared: dict[DeviceUuid, tuple[NodeName, NodeName]] | None = None
         for batch in in_batches(
@@ -197,7 +188,6 @@ class LedgerInventory(LedgerPart):
         return shared
 
     async def devices_of(self, names: Sequence[NodeName]) -> dict[NodeName, tuple[Device, ...]]:
-        """Return the devices of nodes; also possible during a rebuild."""
         devices: dict[NodeName, tuple[Device, ...]] = {}
         for batch in in_batches(names, PAGE_SIZE):
             page = await read_nodes(self._connection, batch, state="open")
@@ -207,25 +197,21 @@ class LedgerInventory(LedgerPart):
         return devices
 
     async def reported_by_agent(self, node: NodeName) -> bool:
-        """Return whether our agent sent the node's latest device report."""
         return bool(await self._connection.run("query", "by_agent", node))
 
     async def remove_node(
         self, name: NodeName, *, revision: NodeRevision = UNKNOWN_REVISION
     ) -> bool:
-        """Remove a node, as `save_nodes` saves it; its leases stay until they are released."""
         row = (name, revision.node, revision.pods)
         return bool(await self._connection.run("remove_node", *row, state="open"))
 
     async def node_names(self) -> frozenset[NodeName]:
-        """Return the names of all nodes, including those of which only leases are left."""
         return frozenset(map(NodeName, (await read_nodes(self._connection, [])).names))
 
     async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> dict[NodeName, str]:
         """Cordon nodes, so that no pod is bound to them, or uncordon those with an empty reason.
 
-        Returns the reasons of all that are cordoned. Leases and reports of cordoned nodes stay;
-        mirrors see the nodes without served resources.
+        Returns the reasons of all that are cordoned; mirrors see these without served resources.
         """
         parts = [part for item in reasons.items() for part in item]
         outcome = await self._connection.run("cordon", parts)
@@ -240,14 +226,11 @@ def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 
 
 def check_follows(position: str, at: str, before: str) -> None:
-    """Raise FeedTruncatedError unless the next entry follows the one that was read.
-
-    Otherwise entries were trimmed, or the server has lost the one that was read.
-    """
+    """Raise FeedTruncatedError unless the next entry follows the one that was read."""
     if before != at:
         raise FeedTruncatedError(position, f"its next entry follows {before or 'none'}")
 
 
 def _order(entry: str) -> tuple[int, ...]:
-    """Return the sort key of an entry's ID, such as `1764364623456-0`."""
+    """Return the sort key of an ID such as `1764364623456-0`."""
     return tuple(map(int, entry.split("-")))

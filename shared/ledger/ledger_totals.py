@@ -16,15 +16,11 @@ from shared.model.leases.ledger import NodeTotals, UnreadableRecord
 from shared.model.names import NodeName, PodUid
 
 PAGE_SIZE = 100
-"""Nodes per call."""
 
 
 class NodePage(NamedTuple):
-    """A reply of `read_nodes.lua`, and where the ledger was at that moment."""
-
     generation: str
     feed_entry: str
-    """The ID of the last one."""
     capacity: int
     version: int
     names: list[str]
@@ -57,7 +53,7 @@ async def read_nodes(
 
 
 def is_text(name: object) -> bool:
-    """Return whether a name can be sent back; other programs may have written bytes."""
+    """Other programs may have written bytes as names."""
     return isinstance(name, str) and not any(
         "\ud800" <= character <= "\udfff" for character in name
     )
@@ -65,13 +61,12 @@ def is_text(name: object) -> bool:
 
 class LedgerTotals(LedgerPart):
     async def pages(self) -> AsyncIterator[list[NodeTotals]]:
-        """Yield the totals of all nodes; each node's are read together with its leases."""
+        """Each node is read together with its leases."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._page(batch)
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return some nodes' totals; unknown nodes are left out."""
         all_totals: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
             all_totals += await self._page(batch)
@@ -81,7 +76,7 @@ class LedgerTotals(LedgerPart):
         return (await self.read(names))[0]
 
     async def read(self, names: Sequence[str]) -> tuple[list[NodeTotals], list[UnreadableRecord]]:
-        """Return some nodes' totals in one call, and the records that cannot be read."""
+        """Return also the records that cannot be read."""
         page = await read_nodes(self._connection, names, with_leases=True)
         decoded = list(decode_node_rows(page.rows, page.leases))
         names_read = {totals.node.facts.name for totals in decoded}
@@ -90,7 +85,6 @@ class LedgerTotals(LedgerPart):
         return decoded, [*page.unreadable, *broken]
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
-        """Return nodes' ordinary resources that claims, not leases, reserve."""
         claimed: dict[NodeName, dict[str, int]] = {}
         for node, escaped_name, amount in await self._connection.run("query", "claimed"):
             amounts = claimed.setdefault(NodeName(node), {})
@@ -111,7 +105,6 @@ class LedgerTotals(LedgerPart):
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
     async def fair_share(self) -> FairShare:
-        """Return the values that order waiting pods for offers of freed capacity."""
         reply = await self._connection.run("query", "fair_share")
         record = msgspec.convert(reply, FairShareRecord)
         return FairShare(
@@ -131,14 +124,12 @@ class LedgerTotals(LedgerPart):
 
 class LedgerQuotas(LedgerPart):
     async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
-        """Replace all quotas; return whether any changed. Those read before the stored are ignored.
+        """Return whether any quota changed; those read earlier than the stored are ignored.
 
-        Existing leases are charged anew, in one step; none ends. Possible at any time, also before
-        the ledger was ever used: a rebuild leaves quotas alone.
+        Existing leases are charged anew, in one step; none ends.
         """
         rows = [msgspec.to_builtins(quota_row(quota)) for quota in quotas]
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
     async def totals(self, *, charges: bool = True) -> QuotaTotals:
-        """Return quotas with used and charged amounts, read at one moment."""
         return decode_quota_totals(*await self._connection.run_raw("read_quotas", "read", charges))

@@ -1,9 +1,9 @@
 """Preemptions and planned starts in Redis or Valkey, with the journals of how they ended.
 
-Every write names the version that it was decided on and is refused for any other; a planned start
-does not change. Opening either claims its devices in the same step; the claim ends when it is
-closed, or when its pod gets a reservation. All methods raise UnavailableError when the server does
-not answer or the ledger is being rebuilt. A rebuild deletes claims and planned starts.
+Every write names the version that it was decided on and is refused for any other. Opening claims
+the devices in the same step, until it is closed, or its pod gets a reservation. All methods raise
+UnavailableError when the server does not answer or the ledger is being rebuilt, which deletes
+claims and planned starts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import DeviceUuid, PodUid
 
 PAST_S = 24 * 3600.0
-"""The default of how long ago the ended preemptions that are read may have ended."""
+"""How long ago the ended preemptions that are read may have ended."""
 
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_start = msgspec.json.Decoder(StoredStart).decode
@@ -40,16 +40,14 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 class Preemptions(LedgerPart):
     async def acquire_leadership(self, service: str, name: str, *, ttl_s: float) -> bool:
-        """Return whether this caller leads its service for `ttl_s` from now on."""
         return bool(await self._run("lead", service, name, round(ttl_s * 1000)))
 
     async def open(self, preemption: Preemption, gangs: Mapping[str, int] | None = None) -> bool:
-        """Begin a preemption and claim its devices.
+        """Return False if nothing was opened.
 
         `gangs` are those of which pods end, with the number of their leases by which it was
-        planned. Returns False if such a gang has more or fewer now, the preemption has begun
-        already, one of its pods or a device has a claim or a lease, the namespace has no quota for
-        all of them, or a lease would be too large.
+        planned. Nothing is opened if that has changed, a pod or a device has a claim or a lease,
+        the namespace has no quota for all pods, or a lease would be too large.
         """
         wanted = preemption.wanted
         if not _can_be_stored(wanted):
@@ -61,7 +59,7 @@ class Preemptions(LedgerPart):
     async def open_start(
         self, start: StoredStart, *replaced: StoredStart, ended: Iterable[EndedPromise] = ()
     ) -> bool:
-        """Store a planned start and claim its devices, in place of others as they were read.
+        """Store a planned start in place of others as they were read.
 
         Returns False for the reasons of `open`, or if another caller has changed one of `replaced`;
         then nothing is recorded as `ended`.
@@ -75,7 +73,7 @@ class Preemptions(LedgerPart):
         return bool(await self._run("open_start", *row))
 
     async def close_start(self, start: StoredStart, ended: EndedPromise | None = None) -> bool:
-        """Remove a planned start and its claims; return False if another caller has."""
+        """Return False if another caller has removed the planned start."""
         ends = [text(ended)] if ended else []
         return bool(await self._run("close_start", start.id, start.opened_at, start.pods, ends))
 
@@ -85,7 +83,7 @@ class Preemptions(LedgerPart):
         preemption: Preemption,
         evictions: Sequence[EvictionRecord] = (),
     ) -> StoredPreemption | None:
-        """Write the next step with its evictions; return None if another caller wrote one."""
+        """Return None if another caller wrote a step."""
         texts = [text(eviction) for eviction in evictions]
         if not await self._run("save", preemption.id, read.version, text(preemption), texts):
             return None
@@ -94,12 +92,11 @@ class Preemptions(LedgerPart):
         )
 
     async def close(self, read: StoredPreemption) -> bool:
-        """End a preemption and its claims; return False if another caller has written a step."""
+        """Return False if another caller has written a step."""
         preemption = read.preemption
         return bool(await self._run("close", preemption.id, read.version, preemption.holders))
 
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
-        """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
         since_ms = max(0.0, now - past_s) * 1000
         preemptions, evictions, budgets, starts, claimed = await self._connection.run(
             "read_preemptions", "read", since_ms
@@ -113,16 +110,12 @@ class Preemptions(LedgerPart):
         )
 
     async def promises(self, after: str) -> tuple[str, list[EndedPromise]]:
-        """Return some promises that ended after an entry, and the ID of the last one of these."""
+        """Return also the ID of the last entry."""
         rows = await self._connection.run("read_preemptions", "read_promises", after)
         last = rows[-1][0] if rows else after
         return last, [*readable(_decode_promise, (stored for _, stored in rows))]
 
     async def save_budget(self, budget: BudgetChanged) -> None:
-        """Save the state of a namespace's budget, unless a newer one is stored.
-
-        It decides the order of namespaces whose pods wait, and whether new pods may start.
-        """
         is_spent = budget.lease_class != LeaseClass.GUARANTEED
         must_wait = budget.new_pods != "admit"
         row = (
@@ -148,7 +141,7 @@ def _can_be_stored(wanted: Iterable[Reservation]) -> bool:
 def _claims(
     wanted: Sequence[Reservation], at_once: Sequence[Mapping[str, int]], *, until: int
 ) -> list[tuple[object, ...]]:
-    """Return the claims of pods; of several pods on a device, only the first claims it."""
+    """Of several pods on a device, only the first claims it."""
     rows = list[tuple[object, ...]]()
     claimed = set[DeviceUuid]()
     for reservation, amounts in zip(wanted, at_once, strict=True):

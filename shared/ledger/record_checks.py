@@ -9,7 +9,7 @@ from shared.model.errors import UnavailableError
 from shared.model.leases.ledger import UnreadableRecord
 
 NODES_PER_CALL = 25
-"""Nodes with their leases, in 3 to 4 ms of the server: pods wait that long."""
+"""With their leases, in 3 to 4 ms of the server: pods wait that long."""
 RECORDS_PER_CALL = 500
 LISTED = (
     "waiting",
@@ -26,21 +26,16 @@ LISTED = (
     "preemption:budgets",
     "preemption:preemptions",
 )
-"""The kinds of records that are read for this alone; the others are read with their nodes."""
+"""Read for this alone; other records are read with their nodes."""
 
 
 class RecordChecks(LedgerPart):
-    """Reads the whole ledger, and closes a damaged one, so that it is rebuilt."""
-
     async def check_policy(self) -> None:
-        """Raise UnavailableError if the server may evict keys: nothing is served then."""
+        """Raise UnavailableError if the server may evict keys."""
         await self._connection.run("eviction_policy", state="check")
 
     async def read(self) -> LedgerReading:
-        """Read all nodes with their leases, and what else adds up to totals.
-
-        Raises UnavailableError while the ledger is not ready, or if it was rebuilt meanwhile.
-        """
+        """Raises UnavailableError while the ledger is not ready, or if it was rebuilt meanwhile."""
         totals = LedgerTotals(self._connection)
         quotas = LedgerQuotas(self._connection)
         start = await read_nodes(self._connection, [])

@@ -25,36 +25,29 @@ _REPLAYED_COMMANDS = (
     ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),
     ("ZADD", _KEY, "0", "0"), ("XADD", _KEY, "*", "field", "0"), ("PEXPIREAT", _KEY, "1"),
 )  # fmt: skip
-"""As in a server's append-only file: each family of keys, and each kind of write."""
+"""As in an append-only file: each family of keys, and each kind of write."""
 _FAITHFUL_VALKEY = (9, 1)
 """From this version on, Valkey replays its append-only file with all rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """The state of a server; what it does not report is empty."""
-
     program: str = "Redis"
-    """Redis or Valkey."""
     version: str = ""
     role: str = ""
     replicas: int = 0
     appendonly: str = ""
     maxmemory_policy: str = ""
     last_write_succeeded: bool = True
-    """To disk."""
     replay_refusal: str = ""
-    """The server's reason why its user `default` may not run a command of its append-only file.
+    """Why its user `default` may not run a command of its append-only file.
 
-    Only where the server replays that file with the rights of this user: it skips such commands.
+    Only where the server replays that file with the rights of this user.
     """
     ahead_s: float = 0.0
-    """How far its clock is ahead of ours."""
     reply_s: float = 0.0
-    """How long it took to connect, or to reply to a command without work, if that was longer."""
     used_mib: int = 0
     most_mib: int = 0
-    """`maxmemory`; 0: there is no limit."""
 
 
 async def redis_facts(
@@ -63,7 +56,6 @@ async def redis_facts(
     *,
     timeout_s: float = DIAGNOSIS_TIMEOUT_S,
 ) -> RedisFacts:
-    """Query a server once. Raises UnavailableError if it does not respond."""
     async with _connected(url, credentials, timeout_s) as client:
         began_s = time.monotonic()
         await client.ping()
@@ -126,7 +118,7 @@ async def _replay_refusal(client: Any, valkey_version: str) -> str:
 async def default_user_refusal(client: Any) -> str:
     """Return the first reason why the user `default` could not write the ledger, or "".
 
-    Nothing is written. Also empty if we may not run `ACL DRYRUN`, or the server lacks it.
+    Also empty if we may not run `ACL DRYRUN`, or the server lacks it.
     """
     for command in _REPLAYED_COMMANDS:
         try:
@@ -142,10 +134,7 @@ async def default_user_refusal(client: Any) -> str:
 async def set_users(
     url: str, credentials: ClientCredentials, users: Sequence[Sequence[str]]
 ) -> None:
-    """Set users' rights, for each its name and the words of an ACL rule; others stay.
-
-    Connections stay open. Raises UnavailableError if the server rejects our login or a rule.
-    """
+    """Set rights, for each user its name and the words of an ACL rule; others stay."""
     commands = [("ACL", "SETUSER", name, "reset", *words) for name, *words in users]
     await _execute_all(url, credentials, commands)
 
@@ -158,7 +147,6 @@ async def reload_certificate(url: str, credentials: ClientCredentials, directory
 
 
 async def ping(url: str, credentials: ClientCredentials) -> None:
-    """Connect, log in and get a reply. Raises UnavailableError if that fails."""
     await _execute_all(url, credentials, [("PING",)])
 
 

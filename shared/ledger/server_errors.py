@@ -1,7 +1,7 @@
 """The errors of a Redis or Valkey server, translated into ours by what the caller can do.
 
-Whatever the server cannot do now, such as `MISCONF`, `BUSY`, `OOM` or a code of a later version, is
-an UnavailableError: the same call may succeed later. Only an error in a function of ours is a bug.
+Whatever the server cannot do now is an UnavailableError. Only an error in a function of ours is a
+bug.
 """
 
 import re
@@ -13,9 +13,8 @@ from shared.ledger.function_library import Library
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
 _BUG_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
-"""Codes that a wrong function causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTRECORDS", "WRONGTYPE")
-"""Errors of functions while the server responds but its ledger cannot be used."""
+"""Of functions while the server responds but its ledger cannot be used."""
 
 
 KEEPS_KEYS = "noeviction"
@@ -24,11 +23,10 @@ SET_POLICY = f"redis-cli config set maxmemory-policy {KEEPS_KEYS}, and in its co
 
 
 class RebuildPendingError(UnavailableError):
-    """The ledger was lost, or has an older format, and is not rebuilt yet."""
+    pass
 
 
 def is_served(error: Exception, translated: Exception) -> bool:
-    """Return whether the server responded, though with an error."""
     return str(error).startswith(_NOT_SERVED) or not isinstance(translated, UnavailableError)
 
 
@@ -37,7 +35,7 @@ def lacks_functions(error: Exception) -> bool:
 
 
 def translate(error: Exception, *, where: str, hint: str, library: Library) -> Exception:
-    """Return our error for one of the server `where`; a bug of ours with the files of its lines."""
+    """A bug of ours gets the files of its lines."""
     text = str(error) or type(error).__name__
     if reason := _unavailability(error, text):
         return UnavailableError(f"the ledger at {where}{reason}")
@@ -80,7 +78,6 @@ def _is_bug(error: ResponseError, text: str) -> bool:
 
 
 def _unready_reason(text: str) -> str:
-    """Explain a function's error: its word, the stored format and ours."""
     word, *numbers = text.split()
     key = f"{word} {len(numbers)}" if word == "NOTREADY" else word
     return _UNREADY[key].format(*numbers)
@@ -100,11 +97,9 @@ _UNREADY = {
     "NOTREADY 0": "is being rebuilt; a binder does it as soon as it has the list of pods, then the "
     "same call succeeds",
 }
-"""The functions' errors by their words."""
 
 
 def _unavailability(error: Exception, text: str) -> str:
-    """Explain why no connection is possible, or no function can be called, or return ""."""
     if lacks_functions(error):
         return (
             " does not have the functions of this version: a binder of this version loads them; "

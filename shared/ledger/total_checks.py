@@ -16,17 +16,12 @@ BIND_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReading:
-    """The ledger's totals, and the leases that they must be the sum of."""
-
     generation: str = ""
     is_of_one_moment: bool = True
-    """Whether nothing changed while it was read; what one node has always is."""
     nodes: tuple[NodeTotals, ...] = ()
     quotas: QuotaTotals = field(default_factory=QuotaTotals)
     preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
-    """Ordinary resources that are reserved for pods for which others are evicted."""
     fair_share: FairShare = field(default_factory=FairShare)
-    """As the ledger stores it."""
     unreadable: tuple[UnreadableRecord, ...] = ()
 
     @property
@@ -41,7 +36,6 @@ class Difference:
     invariant: str
     subject: str
     text: str
-    """With both numbers."""
     settles_s: float = 0.0
     """How long it may last in a healthy system."""
 
@@ -58,10 +52,7 @@ def device_totals(reading: LedgerReading) -> Iterator[Difference]:
 
 
 def node_totals(reading: LedgerReading) -> Iterator[Difference]:
-    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims.
-
-    Claims are read separately, so one may appear or end between the readings.
-    """
+    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims."""
     for totals in reading.nodes:
         name = totals.node.facts.name
         counted = counted_use(totals.leases)[1].get(name, {})
@@ -157,5 +148,4 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
 
 
 NODE_CHECKS = (device_totals,)
-"""Those of one node, read at one moment."""
 CHECKS = (*NODE_CHECKS, node_totals, quota_usage, quota_charges, fair_shares)

@@ -35,9 +35,8 @@ class WaitingPods(LedgerPart):
     async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         """Add waiting pods; return those that need not wait, and those whose reason has changed.
 
-        A pod is stale, to be decided again, if something was freed after the state that its verdict
-        is about, on a node that may now have room for it. A pod that holds a lease (say, from a
-        call whose answer was lost) keeps it. One that is gone is not stored.
+        A pod is stale, to be decided again, if something was freed after its verdict, on a node
+        that may now have room for it.
         """
         stale: list[PodUid] = []
         leased: list[PodUid] = []
@@ -57,11 +56,7 @@ class WaitingPods(LedgerPart):
         )
 
     async def hand_over(self, waiting: Sequence[WaitingPod]) -> None:
-        """Add pods that wait for kube-scheduler, or only its reason where the extender refused.
-
-        They receive no offers: nothing is known of what they lack. A pod that has a lease, or is
-        gone, is left out.
-        """
+        """Add pods, which receive no offers; leave out those that have a lease, or are gone."""
         for batch in in_batches(waiting):
             await self._connection.run("wait", "handed_over", _encoded(batch))
 
@@ -84,15 +79,14 @@ class WaitingPods(LedgerPart):
     async def remove(self, pods: Sequence[PodUid]) -> None:
         """Remove waiting pods that are gone.
 
-        They are remembered for ten minutes, and the newest 10,000 for longer: nothing more is
-        stored for them, whatever is still under way. No gang counts them any more, although they
-        may hold leases until their containers have ended.
+        For ten minutes nothing more is stored for them. No gang counts them, although they may hold
+        leases until their containers have ended.
         """
         for batch in in_batches(pods):
             await self._connection.run("wait", "gone", batch)
 
     async def remove_bound(self, pods: Sequence[PodUid]) -> None:
-        """Remove waiting pods that are bound; their leases, if lost, can still be restored."""
+        """Remove pods; their leases, if lost, can still be restored."""
         for batch in in_batches(pods):
             await self._connection.run("wait", "bound", batch)
 
@@ -107,13 +101,11 @@ class WaitingPods(LedgerPart):
     ) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
-        Those whose smallest need fits a node on which something was freed since their verdict, as
-        many as it could hold; if the capacity is still there once they have answered, those after
-        them, twice as many each time. Of those that only a changed cluster can help, up to `spare`
-        when it has changed, and as many whose verdict names what has changed since: nodes, devices,
-        cordons; and `with_gangs` those of which pods have come or gone. Highest priority first,
-        then oldest. A pod is offered once per capacity number, and again if there was no answer for
-        2 s.
+        As many as a node could hold on which something was freed since their verdict; if the
+        capacity is still there once they have answered, those after them, twice as many each time.
+        Of those that only a changed cluster can help, up to `spare`, and as many whose verdict
+        names the change. A pod is offered once per capacity number, and again if there was no
+        answer for 2 s.
         """
         capacity, records, is_complete = await self._connection.run(
             "choose_offers", now, MOST_OFFERS, spare, MOST_OFFERS if with_gangs else 0
@@ -126,8 +118,8 @@ class WaitingPods(LedgerPart):
     async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         """Add waiting pods of a gang, which receive no offers, and count the gang.
 
-        A pod that waits already is left as it is, and one that is gone is not stored. If one was
-        queued again, all waiting pods of the gang are returned, to be decided again with it.
+        If one was queued again, all waiting pods of the gang are returned, to be decided again with
+        it.
         """
         rows = _encoded(enrolled)
         requeued = any(waiting.queued.requeue_number for waiting in enrolled)
@@ -147,7 +139,6 @@ class WaitingPods(LedgerPart):
 
 
 def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
-    """Pack waiting pods; those that are too large are left out."""
     rows = []
     for waiting_pod in waiting:
         try:
@@ -159,11 +150,7 @@ def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
 
 
 class GatedPods(LedgerPart):
-    """Pods at their budget's scheduling gate, as binders share them.
-
-    A copy of what the watcher reports again and again, so that a refilled budget needs no search.
-    Usable whether or not the ledger is ready.
-    """
+    """Usable whether or not the ledger is ready."""
 
     async def save(self, pods: Sequence[PodGated]) -> None:
         rows = [(pod.namespace, pod.pod, text(pod)) for pod in pods]
@@ -173,7 +160,6 @@ class GatedPods(LedgerPart):
         await self._run("remove", namespace, pods)
 
     async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
-        """Return the namespaces with gated pods, and the states of their budgets, or None."""
         return {
             Namespace(name): next(readable(_decode_budget, [stored]), None) if stored else None
             for name, stored in await self._read("namespaces")

@@ -1,4 +1,4 @@
-"""What to change in a pod's manifest, in words and as changes that a program can apply; pure."""
+"""What to change in a pod's manifest; pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from itertools import groupby
 class Place(StrEnum):
     RESOURCE = "resource"
     TOTAL = "total"
-    """What all containers of the pod request together."""
     ANNOTATION = "annotation"
     LABEL = "label"
     SELECTOR = "node selector"
@@ -18,7 +17,6 @@ class Place(StrEnum):
 
 
 DEADLINE = "spec.activeDeadlineSeconds"
-"""A field of pods whose value is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +27,15 @@ class Change:
     name: str
     """Of a field, its path in the container, or else in the pod; `env[A]` is the item named A."""
     value: str = ""
-    """Empty: it is removed, a total from all containers. Of a taint, `value:effect`."""
+    """Empty to remove it, a total from all containers. Of a taint, `value:effect`."""
     container: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What is wrong, and what to do about it."""
-
     text: str
     changes: tuple[Change, ...] = ()
-    """The first way that the text names, literally; empty if only a person can choose."""
+    """Empty if only a person can choose."""
 
 
 def limit(container: str, name: str, value: str | int = "") -> Change:

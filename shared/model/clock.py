@@ -15,7 +15,7 @@ CANCEL_AGAIN_S = 1.0
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Return Unix seconds; may jump either way when the machine's clock is set."""
+        """Return Unix seconds, which jump when the machine's clock is set."""
         ...
 
     def ticks(self) -> float: ...
@@ -42,8 +42,7 @@ def clock_ahead_s(theirs: float, before: float, after: float) -> float:
 def until_next(now_s: float, every_s: float) -> float:
     """Return the seconds until the next multiple of `every_s`; less than a hundredth is skipped.
 
-    Loops that wait until then wake up together, and share what they read. For example, at 12.3 with
-    `every_s` 5 it is 2.7.
+    Loops that wait until then wake up together.
     """
     left_s = every_s - now_s % every_s
     return left_s if left_s > every_s / 100 else left_s + every_s
@@ -52,14 +51,13 @@ def until_next(now_s: float, every_s: float) -> float:
 def until_tick(every_s: float) -> float:
     """Return the seconds until the next multiple of `every_s` by the event loop's time.
 
-    That time stands still while callbacks run, so the timers of all loops that wait for one
-    multiple wake up the process once.
+    That time stands still while callbacks run, so that all loops of one multiple wake up the
+    process once.
     """
     return until_next(asyncio.get_running_loop().time(), every_s)
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Return whether the event was set within `timeout_s`, or None for no limit."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -72,7 +70,7 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
     """Cancel a task until it has ended; raise its error, except CancelledError.
 
     `asyncio.wait_for` of Python 3.11 loses a cancellation that comes with the result, and a
-    TaskGroup cancels its children only once: `children` are therefore cancelled again as well.
+    TaskGroup cancels its `children` only once.
     """
     task.cancel()
     while not task.done():
@@ -86,7 +84,6 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
 
 @contextlib.asynccontextmanager
 async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a task until the context exits; an error that ends it earlier ends the context."""
     try:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(work)
@@ -102,10 +99,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["async
 
 
 class ExpiringMap(Generic[K, V]):
-    """A bounded mapping for keys that others choose.
-
-    It forgets an entry `expires_s` after it was last set, and the oldest ones beyond `most`.
-    """
+    """A bounded mapping for keys that others choose; an entry expires after it was last set."""
 
     def __init__(self, ticks: Callable[[], float], *, expires_s: float, most: int) -> None:
         self._ticks = ticks
@@ -153,17 +147,15 @@ class ExpiringMap(Generic[K, V]):
 
 
 class Rate:
-    """The most that strangers may do in a second: in all, and three quarters for one of them."""
+    """The most that strangers may do in a second; three quarters of it for one of them."""
 
     def __init__(self, ticks: Callable[[], float], *, most: int) -> None:
         self._ticks = ticks
         self._most = most
         self._second = -1.0
         self._counts: Counter[str] = Counter()
-        """Of what was allowed in this second, by sender."""
 
     def allows(self, sender: str) -> bool:
-        """Return whether a sender may do one more thing, and count it."""
         second = self._ticks() // 1
         if second != self._second:
             self._second = second

@@ -1,4 +1,4 @@
-"""The outcome of a check, why, and what to do about it; pure."""
+"""The outcome of a check, and what to do about it; pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,8 +6,7 @@ from enum import StrEnum
 from shared.model.errors import LeaseholdError
 
 DIAGNOSIS_TIMEOUT_S = 8.0
-"""How long a diagnosis waits for a server: longer than a busy machine needs, as it looks for
-servers that do not respond at all."""
+"""How long a diagnosis waits for a server, which may not respond at all."""
 
 
 class Outcome(StrEnum):

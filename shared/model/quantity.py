@@ -1,7 +1,6 @@
-"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers, and times as its texts; pure.
+"""Kubernetes quantities ("500m", "2Gi", "1e3") as integers, and times as its texts; pure.
 
-The grammar is that of `Quantity` in the Kubernetes API reference. Fractions round up, as the
-scheduler's do.
+Fractions round up, as the scheduler's do.
 """
 
 import functools
@@ -33,10 +32,8 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 HUGE_PAGES = "hugepages-"
-"""Prefix of the resources of a node's huge pages, by their size."""
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 LONGEST = 64
-"""Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096
 _NUMBER = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))", re.ASCII
@@ -44,7 +41,7 @@ _NUMBER = re.compile(
 
 
 def parse_quantity(text: str | float) -> Fraction:
-    """Parse a quantity exactly. Raises RequestError with the text if it is not one."""
+    """Raises RequestError."""
     trimmed = str(text).strip()
     if len(trimmed) > LONGEST:
         raise RequestError(
@@ -65,7 +62,6 @@ _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 
 
 def timestamp(at_s: float) -> str:
-    """Format Unix seconds as Kubernetes formats times, to the second."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -97,14 +93,13 @@ def duration_text(seconds: int) -> str:
 
 
 def parse_decimal(text: str) -> int | None:
-    """Parse a decimal number of at most `LONGEST` digits, or return None."""
     is_decimal = text.isascii() and text.isdecimal() and len(text) <= LONGEST
     return int(text) if is_decimal else None
 
 
 @functools.lru_cache(CACHE_SIZE)
 def parse_count(text: str | float) -> int:
-    """Parse a quantity as an integer, rounded up (extended resources, bytes, pods).
+    """Parse a quantity as an integer, rounded up.
 
     >>> parse_count("1500m")
     2
@@ -138,7 +133,6 @@ def parse_available(resources: Mapping[str, str | int | float]) -> dict[str, int
 
 
 def check_amount(name: str, amount: int) -> None:
-    """Raise RequestError for an amount above `MOST`."""
     if abs(amount) > MOST:
         shown = amount if abs(amount) < 10**LONGEST else f"a number of {len(str(amount))} digits"
         raise RequestError(f"{name}: {shown} is more than any node has: correct the amount")
@@ -166,10 +160,8 @@ def amount_text(name: str, amount: int) -> str:
 def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
     """Return the most that a pod uses at any time, given each container's amount in spec order.
 
+    The boolean is true for an init container that ends before the next container starts:
     https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
-
-    The boolean is true for an init container that ends before the next container starts. Others run
-    until the pod ends, beside all later containers. For example, `[(4, True), (6, False)]` gives 6.
     """
     running = nothing
     most = running
@@ -182,7 +174,6 @@ def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
 
 
 def peaks(amounts: Iterable[tuple[Key, int, bool]]) -> dict[Key, int]:
-    """Return the same by what each amount is of, such as a device."""
     by_key: dict[Key, list[tuple[int, bool]]] = {}
     for key, amount, ends_first in amounts:
         by_key.setdefault(key, []).append((amount, ends_first))

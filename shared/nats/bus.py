@@ -1,9 +1,7 @@
 """The bus on NATS: work with confirmation, broadcasts and request-reply.
 
-Work goes to one replica of the service that handles it, in the queue group of its handler;
-`UnconfirmedWork` keeps it until that replica reports it as handled. Events about another node than
-their subject names are refused, since the server restricts a node's agent to the subjects of its
-node; so are events that contradict themselves.
+Work goes to one replica of the service that handles it. Events about another node than their
+subject names are refused: the server restricts a node's agent to its node's subjects.
 """
 
 import asyncio
@@ -40,17 +38,14 @@ class CopySender:
         self._client = client
         self._prefix = str(client.new_inbox())
         self._quiet: ExpiringMap[int, None] = ExpiringMap(ticks, expires_s=QUIET_S, most=MOST_QUIET)
-        """Of subjects that have no observers."""
 
     async def start(self) -> None:
-        """Subscribe to what NATS reports about copies without a subscriber."""
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     def wants(self, subject: str) -> bool:
         return _number_of(subject) not in self._quiet
 
     async def send(self, subject: str, data: bytes) -> None:
-        """Send a copy, which may be lost."""
         reply = f"{self._prefix}.{_number_of(subject)}"
         with contextlib.suppress(nats.errors.Error):
             await self._client.publish(subject, data, reply=reply)
@@ -68,8 +63,7 @@ def _number_of(subject: str) -> int:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""The time limit of an attempt to connect: a busy server takes seconds for TLS and
-authorization."""
+"""The time limit of an attempt to connect: a busy server takes seconds for TLS and login."""
 AGAIN_S = 0.5
 """The pause between attempts to connect for the first time."""
 RESERVED_BYTES = 1024
@@ -83,7 +77,7 @@ E = TypeVar("E", bound=Event)
 
 
 class NoRespondersError(UnavailableError):
-    """No subscribed service could reply to a request."""
+    pass
 
 
 class Bus:
@@ -105,9 +99,7 @@ class Bus:
     ) -> None:
         self.client: Any = None
         self.has_lost_work = asyncio.Event()
-        """Set once replicas receive work again after some of it was dropped."""
         self.on_refused: OnRefused = lambda _node, _reason: None
-        """Called for each refused message of a node."""
         self._handlers = handlers
         self._name = name
         self._policy = policy
@@ -154,9 +146,7 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
 
-        Refusals and unreadable files are retried: users and secrets may be created later. Until
-        `wait_connected` returns, publishing and requests raise UnavailableError. Each reason is
-        logged once; `unready_reason` returns it. An attempt times out after `PATIENCE_S`.
+        Refusals and unreadable files are retried: users and secrets may be created later.
         """
         bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
         async with bus._running(bus._reach(url, credentials)):
@@ -208,7 +198,6 @@ class Bus:
         self._reached.set()
 
     async def _run(self) -> None:
-        """Send reports, and work that is due. Raises UnavailableError if the connection fails."""
         async with (
             in_background(self._work.run()),
             in_background(self._confirmations.run()),
@@ -218,7 +207,6 @@ class Bus:
         raise UnavailableError(self._failure())
 
     async def _finish(self) -> None:
-        """Return the work that this process holds, and wait until what it sent is handled."""
         if self.is_connected and not self.client.fault:
             await self._replies.drain(DRAIN_S)
             await self._confirmations.return_all()
@@ -260,10 +248,9 @@ class Bus:
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish events, many per message. Work is kept until it is handled.
 
-        Order is preserved within one type and route. Raises UnavailableError if NATS was never
-        reached, or receivers of work leave no room: the caller may publish again, since repetitions
-        are harmless. An event that cannot be encoded or exceeds the maximum size is logged and
-        skipped, so that it does not block others.
+        Raises UnavailableError if NATS was never reached, or receivers of work leave no room: the
+        caller may publish again, since repetitions are harmless. An event that cannot be encoded or
+        exceeds the maximum size is logged and skipped.
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
@@ -280,15 +267,14 @@ class Bus:
             ) from error
 
     def announce(self, kinds: Sequence[type[Event]]) -> None:
-        """Show types of work in the metrics before any is sent."""
         for kind in filter(is_work, kinds):
             UNCONFIRMED.labels(self._name, kind.subject)
 
     async def request(self, request: Event, reply_type: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
 
-        Raises UnavailableError if there is no reply within `timeout_s`, or none that can be
-        decoded; NoRespondersError at once if no service is subscribed.
+        Raises UnavailableError if there is no valid reply within `timeout_s`; NoRespondersError at
+        once if no service is subscribed.
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
@@ -323,28 +309,19 @@ class Bus:
         *,
         concurrency: int = 1,
     ) -> Subscription:
-        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`.
-
-        Up to `concurrency` requests are handled at once; the others wait.
-        """
+        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`."""
         return await self._replies.subscribe(kind, group, route, reply, concurrency=concurrency)
 
     async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject as one replica of `group`, all that wait at once.
-
-        `reply` has them take turns. An error is logged, and no reply is sent.
-        """
+        """Reply to all raw requests that wait at once: `reply` has them take turns."""
         return await self._replies.subscribe_raw(subject, group, reply)
 
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, group: str, route: str = ""
     ) -> Inbox:
-        """Subscribe to work as one replica of `group`, and to every broadcast.
-
-        With a `route`, only broadcasts for that route are received.
-        """
+        """Receive work as one replica of `group`, and all broadcasts, or those for `route`."""
         inbox = Inbox(on_refused=self._note_refused)
         for kind in kinds:
             if is_work(kind):
@@ -361,7 +338,7 @@ class Bus:
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
-        """Subscribe to copies of events of `kinds`, work included, without consuming it."""
+        """Receive copies, work included, without consuming it."""
         inbox = Inbox()
         for kind in kinds:
             callback = inbox.receive_broadcasts(kind)
@@ -386,10 +363,6 @@ class Bus:
         self.on_refused(node, reason)
 
     def _messages(self, events: Sequence[Event]) -> Iterator[tuple[Sequence[Event], bytes]]:
-        """Encode events of one type, in one message if it is small enough for the server.
-
-        An event that is too large or cannot be encoded is logged and skipped.
-        """
         try:
             data = wire.encode(events)
         except RequestError as error:
@@ -419,7 +392,7 @@ class Bus:
                 await self.client.publish(subject, data)
 
     def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
-        """Pass work to its handler in this process; return False if it must be sent."""
+        """Return False if work must be sent."""
         inbox = self._handlers.get(kind) if self._handlers and is_work(kind) else None
         if inbox is None or not inbox.takes_more:
             return False

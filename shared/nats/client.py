@@ -1,8 +1,7 @@
 """nats-py's client with our credentials, which no message of another client can end or confuse.
 
-The tasks of the library's client end for good at an error that it does not expect, unnoticed: the
-service is deaf until a ping without a response has the client reconnect 9 seconds later, or for
-ever. Here a task that ends while it is needed is a fault of the connection, which ends the service.
+The library's tasks end for good at an unexpected error, unnoticed. Here that is a fault of the
+connection, which ends the service.
 """
 
 import asyncio
@@ -37,7 +36,6 @@ CLOSE_S = 2.0
 BUFFER_BYTES = 32 * 1024
 NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
 SHOWN = 100
-"""Bytes of a subject that a log line shows."""
 _NO_RESPONDERS_LINE = b"NATS/1.0 503"
 
 
@@ -51,16 +49,13 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             protocol._over_ssl = True  # noqa: SLF001
 
     async def read(self, buffer_size: int) -> bytes:
-        """Read what has arrived, and let other tasks run before it is handled.
-
-        While more arrives than is handled, reading would not wait for anything.
-        """
+        """Let other tasks run: while more arrives than is handled, reading would not wait."""
         data: bytes = await super().read(buffer_size)
         await asyncio.sleep(0)
         return data
 
     def write(self, payload: bytes) -> None:
-        """Write, or raise ConnectionResetError; uvloop raises RuntimeError on a closed socket."""
+        """Raise ConnectionResetError, also where uvloop raises RuntimeError for a closed socket."""
         try:
             super().write(payload)
         except RuntimeError as error:
@@ -91,7 +86,6 @@ class NatsClient(Client):  # type: ignore[misc]
         self._is_encrypted = False
         self._ps = ServerParser(self)
         self.fault = ""
-        """Why the connection does not recover."""
         self.has_failed = asyncio.Event()
         self.rates = SenderRates()
 
@@ -113,7 +107,6 @@ class NatsClient(Client):  # type: ignore[misc]
         return self._login().secret
 
     def empty_token(self) -> str:
-        """Called after the TLS handshake."""
         self._check()
         return ""
 
@@ -132,23 +125,20 @@ class NatsClient(Client):  # type: ignore[misc]
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
-        """Close the connection; the library waits for its end, which may never be reported."""
+        """Limit the wait for the connection's end, which may never be reported."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):
                 await super().close()
 
     async def _process_err(self, err_msg: str) -> None:
-        """Reconnect after any error that ends a connection, such as expired permissions.
-
-        The library would close the connection.
-        """
+        """Reconnect after any error that ends a connection, where the library would close it."""
         if "permissions violation" in err_msg.lower():
             await super()._process_err(err_msg)
         else:
             await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip()}"))
 
     async def _connect_to_server(self, s: Any) -> None:
-        """Connect, and close the connection of a failed attempt, which the library leaves open."""
+        """Close the connection of a failed attempt, which the library leaves open."""
         if self._transport is not None:
             self._transport.close()
         self._is_encrypted = False
@@ -171,7 +161,7 @@ class NatsClient(Client):  # type: ignore[misc]
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Any:
-        """Return the message, or None, which drops it: the library's error ends its reading."""
+        """Return None to drop the message: the library's error ends its reading."""
         try:
             return super()._build_message(sid, subject, reply, data, headers)
         except UnicodeDecodeError as error:
@@ -217,7 +207,7 @@ class NatsClient(Client):  # type: ignore[misc]
         await self._run_while_needed("reconnects", super()._attempt_reconnect())
 
     async def _run_while_needed(self, does: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the library; if it ends while it is needed, the connection has failed."""
+        """If a task of the library ends while it is needed, the connection has failed."""
         task = asyncio.current_task()
         cause: Exception | None = None
         try:

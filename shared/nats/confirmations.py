@@ -1,8 +1,4 @@
-"""What a connection reports to the senders of the work that it has received.
-
-A sender keeps a message until a receiver reports it as handled. Messages that are handled within
-`report_s` share one report; those that take longer are reported as held.
-"""
+"""What a connection reports to the senders of the work that it has received."""
 
 import asyncio
 import contextlib
@@ -31,21 +27,17 @@ class _Sender:
     handled: list[int] = field(default_factory=list)
     returned: list[int] = field(default_factory=list)
     is_unreported: bool = False
-    """Whether some held message was in no report yet."""
     reported_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     confirm: Callable[[], None]
-    """The work is handled: its sender forgets it."""
     give_back: Callable[[], None]
     """The work is not handled here: its sender sends it to any replica again."""
 
 
 class Confirmations:
-    """The messages of work that this process holds, by sender."""
-
     def __init__(self, client: Any, timing: ConfirmationTiming) -> None:
         self._client = client
         self._timing = timing
@@ -74,7 +66,6 @@ class Confirmations:
             (sender.handled if is_handled else sender.returned).append(number)
 
     async def run(self) -> None:
-        """Send reports until cancelled; nothing is done while nothing is held."""
         while True:
             await self._added.wait()
             while self._senders:

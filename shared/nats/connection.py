@@ -31,7 +31,7 @@ DROPPED = Counter(
 )
 
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""Of a connection that the server closes before its reason was read."""
+"""The server closes a connection before its reason was read."""
 
 
 async def connected(
@@ -42,10 +42,10 @@ async def connected(
     patience_s: float,
     on_failure: Callable[[str], None] | None = None,
 ) -> NatsClient:
-    """Return a client that reconnects; `credentials` are the login and the server's CA.
+    """`on_failure` is called with the reason of each failed attempt.
 
-    `on_failure` is called with the reason of each failed attempt. Raises UnavailableError if no
-    server accepts the login within `patience_s`, RequestError if a file cannot be read.
+    Raises UnavailableError if no server accepts the login within `patience_s`, RequestError if a
+    file cannot be read.
     """
     where = url.rpartition("@")[2]
     errors = _ConnectionErrors(
@@ -87,7 +87,7 @@ async def connected(
 
 
 async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
-    """Wait for the task and cancel it after the timeout; the library would retry for ever."""
+    """Cancel the task after the timeout; the library would retry for ever."""
     try:
         if not (await asyncio.wait({connecting}, timeout=patience_s))[0]:
             raise TimeoutError
@@ -112,7 +112,7 @@ def _options(
 
 
 class ConnectWait:
-    """Reasons why the first connection takes long; each is logged once, after `LATE_S`."""
+    """Each reason is logged once, after `LATE_S`."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -142,7 +142,6 @@ class _ConnectionErrors:
         self._logged = ""
 
     async def note(self, error: Exception) -> None:
-        """Record an error of the library, of the server, or of a handler of messages."""
         if isinstance(error, nats.errors.SlowConsumerError):
             DROPPED.inc()
             subject = error.sub.subject
@@ -169,7 +168,7 @@ class _ConnectionErrors:
         logger.info("reconnected to NATS")
 
     def sort(self, error: BaseException) -> str:
-        """Record the error; return its text if it is about authentication."""
+        """Return the text of an error about authentication."""
         if "authorization" in repr(error).lower():
             self.is_refused = True
             self.fault = ""

@@ -1,8 +1,7 @@
 """Closes connections of users that have more of them at a NATS server than their share.
 
-nats-server bounds the connections of an account, not those of one of its users. It reports each
-connection to the account `SYS`, which lets one of our services, and no other, receive these reports
-and close connections. An agent that floods NATS loses all of its connections.
+nats-server bounds the connections of an account, not of a user. It reports each connection to the
+account `SYS`, and lets one of our services receive these reports and close connections.
 """
 
 import asyncio
@@ -41,7 +40,6 @@ MAX_WARNED = 1_000
 ANY_SERVER = "PING"
 MAX_FLOODING = 1_000
 MAX_REPORTS = 4096
-"""That wait to be read; a dropped one is seen with the next connection of its user."""
 
 
 class _Server(msgspec.Struct):
@@ -80,10 +78,9 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 async def connection_shares(
     open_bus: Callable[[], AbstractAsyncContextManager[Bus]], *, flooded: Bus
 ) -> AsyncIterator[None]:
-    """Keep every user within its share of connections until the context exits.
+    """Agents that send more than their rate to `flooded` lose all their connections.
 
-    Agents that send more than their rate to the bus `flooded` lose all their connections. Servers
-    are reached by a connection of its own, so that no flood delays their replies.
+    Servers are reached by a connection of its own, so that no flood delays their replies.
     """
 
     async def run() -> None:
@@ -101,7 +98,7 @@ class _ConnectionShares:
         self._flooded = flooded
         self._flooding: asyncio.Queue[str] = asyncio.Queue(MAX_FLOODING)
         self._grown: dict[str, set[str]] = defaultdict(set)
-        """The users with new connections, by server; "" is all users."""
+        """By server; "" is all users."""
         self._reported = asyncio.Event()
         self._warned: ExpiringMap[str, None] = ExpiringMap(
             time.monotonic, expires_s=WARN_AGAIN_S, most=MAX_WARNED
@@ -132,10 +129,6 @@ class _ConnectionShares:
                     await self._close_excess(server, user)
 
     async def _close_flooding(self) -> None:
-        """Close all connections of each agent that exceeds its rate, at every server.
-
-        The auth service, where there is one, refuses its logins for a time.
-        """
         client = self._bus.client
         inbox = client.new_inbox()
         await client.subscribe(f"{inbox}.*", cb=self._close_listed)
@@ -219,7 +212,7 @@ class _ConnectionShares:
         return _decode_listing(reply.data)
 
     async def _close(self, server: str, cids: Sequence[int]) -> None:
-        """Close connections. A server ignores a request without a reply subject."""
+        """A server ignores a request without a reply subject."""
         subject = subjects.server_request(server, "KICK")
         inbox = self._bus.client.new_inbox()
         for cid in cids:

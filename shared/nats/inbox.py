@@ -31,13 +31,10 @@ REFUSED = Counter(
 )
 MAX_BUFFERED = 65_536
 SHOWN = 100
-"""Characters of a subject that a log line shows."""
 SHOWN_REASON = 400
-"""Characters of a reason that a log line shows."""
 
 E = TypeVar("E", bound=Event)
 OnRefused = Callable[[str, str], None]
-"""Called with the node whose message was refused, and why."""
 
 
 def _ignore(node: str, reason: str) -> None:
@@ -45,12 +42,12 @@ def _ignore(node: str, reason: str) -> None:
 
 
 def _leave_nothing() -> None:
-    """A message of no share."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """A broadcast, which has no receipt, is delivered once."""
+    """A broadcast has no receipt."""
 
     events: list[Any]
     inbox: "Inbox | None" = None
@@ -65,13 +62,13 @@ class DeliveredMessage:
             self.leave()
 
     def retry(self, after_s: float) -> None:
-        """Put work into the inbox again after `after_s`; meanwhile it is held."""
+        """Put work into the inbox again later; meanwhile it is held."""
         if self.inbox:
             again = replace(self, attempts=self.attempts + 1)
             asyncio.get_running_loop().call_later(after_s, self.inbox.put, again)
 
     def give_back(self) -> None:
-        """Have work delivered to any replica after a pause."""
+        """Have work sent to any replica after a pause."""
         if self.receipt:
             self.receipt.give_back()
             self.leave()
@@ -79,16 +76,12 @@ class DeliveredMessage:
 
 @dataclass(slots=True)
 class Inbox:
-    """Buffered messages for one handler, read in batches.
-
-    If the buffer is full, the oldest broadcast is dropped, and work is left to its sender.
-    """
+    """If the buffer is full, the oldest broadcast is dropped, and work is left to its sender."""
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: deque[DeliveredMessage] = field(default_factory=deque)
     subscriptions: list[Subscription] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one reader that a message wakes."""
     is_closed: bool = False
     on_refused: OnRefused = _ignore
     shares: SenderShares = field(default_factory=SenderShares)
@@ -134,7 +127,6 @@ class Inbox:
                 await subscription.unsubscribe()
 
     def receive_broadcasts(self, kind: type[Event]) -> Callable[[Msg], Awaitable[None]]:
-        """Return the callback of a subscription to broadcasts, or to copies, of one type."""
         count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
@@ -175,11 +167,10 @@ class Inbox:
 
 
 LocalHandlers = dict[type[Event], Inbox]
-"""Of one process, by the type of work that each consumes."""
 
 
 def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _ignore) -> bool:
-    """Return whether replies to this message go to its sender; it is refused if not."""
+    """Refuse a message if replies to it do not go to its sender."""
     if subjects.is_inbox_of_sender(kind, message.subject, message.reply):
         return True
     reply = f"{message.reply[:SHOWN]!r}" if message.reply else "missing"
@@ -188,11 +179,7 @@ def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _
 
 
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
-    """Return the events of a message that its sender may have sent; refuse the others.
-
-    The last token of the subject is the node that NATS has authenticated. Refused is what is about
-    another node, contradicts itself, or cannot be decoded.
-    """
+    """Refuse events that NATS' authenticated node, the last token of the subject, may not send."""
     node = subjects.node_in(kind, message.subject)
     events, errors = wire.decode_each(message.data, kind)
     reasons = [str(error) for error in errors]
@@ -219,7 +206,7 @@ def _refuse(kind: type[Event], message: Msg, reasons: Sequence[str], on_refused:
 
 
 def count_refused(kind: type[Event], count: int) -> None:
-    """Count refused events; 0 exports the series, so that the first refusal is an increase."""
+    """0 exports the series, so that the first refusal is an increase."""
     REFUSED.labels(kind.subject).inc(count)
 
 

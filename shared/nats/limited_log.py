@@ -11,7 +11,6 @@ EVERY_S = 10.0
 """A line of one cause and sender is written this often; the next one has the number between."""
 MOST_KEYS = 1_000
 OTHERS = ""
-"""The cause and sender of all lines that are beyond `MOST_KEYS`."""
 
 
 @dataclass(slots=True)
@@ -21,15 +20,13 @@ class _Series:
 
 
 class LimitedLog:
-    """The lines of one logger. The caller counts what is left out."""
-
     def __init__(self, logger: logging.Logger, ticks: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._ticks = ticks
         self._series: dict[str, _Series] = {}
 
     def write(self, level: int, cause: str, text: str, bug: BaseException | None = None) -> None:
-        """Write a line, with the traceback of a bug; `cause` is what happened, and its sender."""
+        """`cause` is what happened, and its sender."""
         now = self._ticks()
         if cause not in self._series and len(self._series) >= MOST_KEYS:
             self._forget_old(now)

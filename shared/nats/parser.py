@@ -1,10 +1,7 @@
 """Reads what a NATS server sends, so that no byte that another client chose ends the reading.
 
-The parser of nats-py finds control lines by regular expressions for which vertical tabs and form
-feeds are spaces, too. The server passes them on within subjects: such a line is an "unknown
-protocol", and every message until the client has reconnected is lost; with 4,096 bytes more behind
-it, the end of the line is waited for in vain. The server separates the parts of a line by single
-spaces, where this parser splits it.
+The parser of nats-py takes vertical tabs and form feeds for spaces, which the server passes on
+within subjects: messages are then lost until the client has reconnected.
 """
 
 import json
@@ -15,20 +12,16 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Pa
 
 LINE_END = b"\r\n"
 MAX_LINE_BYTES = 1024 * 1024
-"""Of a line without an end: far above the list of a cluster's servers, which is the longest."""
+"""Of a line without an end: far above the longest, a list of a cluster's servers."""
 MAX_DIGITS = 18
 
 
 class ServerParser(Parser):  # type: ignore[misc]
-    """Raises ProtocolError for bytes that no server sends: the client then reconnects."""
-
     is_dropped = False
-    """Whether the message that arrives is dropped, since its sender exceeds its rate."""
     error: Exception | None = None
     """Ends the client's reading; the client itself does not pass it on."""
 
     async def parse(self, data: bytes = b"") -> None:
-        """Pass on every complete line and message in what has arrived."""
         self.buf.extend(data)
         try:
             await self._pass_on()
@@ -98,7 +91,6 @@ class ServerParser(Parser):  # type: ignore[misc]
         self.state = AWAITING_MSG_PAYLOAD
 
     def _drop_message(self) -> None:
-        """Skip a message, as cheaply as possible: there may be very many."""
         end = self.needed + len(LINE_END)
         if self.buf[self.needed : end] != LINE_END:
             raise ProtocolError

@@ -20,14 +20,13 @@ logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
 
 MOST_OF_SERVICES = 4096
-"""That wait: services give up after a few seconds."""
+"""Services give up after a few seconds."""
 MOST_RAW = 8192
-"""Raw requests on a subject that wait, each of at most some kilobytes; more are dropped."""
 Reply = Callable[[Any], Awaitable[Event | None]]
 
 
 class Replies:
-    """Handlers of requests. `run` must run while requests are received."""
+    """`run` must run while requests are received."""
 
     def __init__(self, client: Any, on_refused: OnRefused) -> None:
         self._client = client
@@ -73,10 +72,7 @@ class Replies:
     async def subscribe_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject as one replica of `group`, all that wait at once.
-
-        An error is logged, and no reply is sent.
-        """
+        """Reply to all requests that wait at once; an error is logged, and no reply is sent."""
         waiting = set[asyncio.Task[None]]()
 
         async def handle(message: Msg) -> None:

@@ -1,7 +1,6 @@
 """The rate of each node's agent on one connection: what exceeds it is dropped unread.
 
-nats-server has no rate of a user. A flood is therefore dropped where it costs least, as it is read,
-and reported to the service that can close its connections.
+nats-server has no rate of a user.
 """
 
 import logging
@@ -23,11 +22,9 @@ OVER_RATE = Metric(
     ["subject"],
 )
 MOST_BYTES = 8 * 2**20
-"""Of an agent in a second. Its largest report, of a node full of containers, has less than 1 MiB;
-it sends one in a few seconds."""
+"""Of an agent in a second; its largest report has less than 1 MiB."""
 LEAST_BYTES = 4096
-"""What a smaller message counts as: handling costs more than reading. So there are 2,048 of them in
-a second."""
+"""What a smaller message counts as, since handling costs more than reading."""
 
 
 def _ignore(user: str) -> None:
@@ -35,11 +32,8 @@ def _ignore(user: str) -> None:
 
 
 class SenderRates:
-    """What the agents have sent to one connection within the current second."""
-
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self.on_excess: Callable[[str], None] = _ignore
-        """Called with the user of an agent that exceeds its rate, again for each time as much."""
         self._ticks = ticks
         self._kinds: dict[int, type[Event]] = {}
         self._second = -1.0
@@ -49,7 +43,6 @@ class SenderRates:
         self._kinds[subscription] = kind
 
     def allows(self, subscription: int, subject: bytes, size: int) -> bool:
-        """Count a message; return whether its sender has not exceeded its rate."""
         kind = self._kinds.get(subscription)
         user = subjects.agent_in(kind, subject.decode(errors="replace")) if kind else ""
         if kind is None or not user:

@@ -17,10 +17,8 @@ OVER_SHARE = Counter(
     ["subject"],
 )
 MOST_OF_SENDER = 64
-"""Messages of a node's agent, or heartbeats of a service, that wait for one handler or are handled.
-An agent sends up to 256 events in one, and sends again what is not handled."""
+"""An agent sends up to 256 events in a message, and sends again what is not handled."""
 MOST_OF_OTHERS = 65_536
-"""Of senders that subjects do not name: these are services, not nodes."""
 
 
 class SenderShares:

@@ -19,19 +19,19 @@ RELOAD_PATIENCE_S = 10.0
 
 
 async def reload_servers(url: str, credentials: ClientCredentials) -> int:
-    """Reload the configuration of every server; return the number of servers.
+    """Return the number of servers, which then close all connections.
 
-    Servers close all connections then. Raises UnavailableError if no server accepts our login.
+    Raises UnavailableError if no server accepts our login.
     """
     async with _connected(url, credentials, "leasehold reload") as client:
         replies = await _replies(client, ["$SYS.REQ.SERVER.PING"])
-        reply = {reply["server"]["id"] for reply in replies}
-        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in reply])
-        return len(reply)
+        servers = {reply["server"]["id"] for reply in replies}
+        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in servers])
+        return len(servers)
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
-    """Return when each server's certificate for clients expires, with None for none.
+    """Return when each certificate expires, or None for no certificate.
 
     Raises UnavailableError if no server accepts our login, or its certificate is not trusted.
     """
@@ -42,10 +42,7 @@ async def certificate_expirations(url: str, credentials: ClientCredentials) -> s
 
 
 async def connection_facts(url: str, credentials: ClientCredentials) -> tuple[int, float]:
-    """Connect; return how many bytes a message may have, and the seconds that it took.
-
-    Raises UnavailableError with the reason if that fails.
-    """
+    """Return how many bytes a message may have, and the seconds that it took to connect."""
     began_s = time.monotonic()
     async with _connected(
         url, credentials, "leasehold doctor", patience_s=DIAGNOSIS_TIMEOUT_S
@@ -65,7 +62,7 @@ async def _connected(
 
 
 async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
-    """Return what servers reply to requests; without a reply subject they ignore them."""
+    """Servers ignore a request without a reply subject."""
     replies = list[Any]()
     inbox = client.new_inbox()
 

@@ -10,7 +10,7 @@ SLICES_TIMEOUT_S = 2.0
 
 
 async def request_slices(bus: Bus, node: NodeName, *, renewed: bool = False) -> str:
-    """Let a node's slices follow the ledger; return why they do not, or an empty text."""
+    """Return why the slices do not follow the ledger, or ""."""
     request = SlicesRequest(node=node, renewed=renewed)
     try:
         reply = await bus.request(request, SlicesReply, timeout_s=SLICES_TIMEOUT_S)

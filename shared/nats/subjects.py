@@ -12,23 +12,19 @@ from shared.model.events.pod_events import Heartbeat
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
 ACCOUNT = "LEASEHOLD"
-"""Of all users; servers report on it, and take requests, in an account of their own."""
+"""Of all users; servers have an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
-"""Servers' reports about new connections."""
 FLOODED = "leasehold.broadcast.agent.flooded.v1"
-"""Names agents that flood NATS, from a binder to the auth service."""
 CONNECTION_SHARES = "connection-shares"
 AGENT = "node-agent"
 _SERVICE_INBOX = re.compile(
     rf"_INBOX\.(?!{AGENT}\.)[a-z][a-z-]*\.[0-9A-Za-z]{{1,32}}\.[0-9A-Za-z]{{1,32}}"
 )
 _IN_INBOX = re.compile(r"\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
-"""After the prefix of a user: a connection's inbox, and the number of a message or request."""
 MOST_OF_A_NODE = 4
-"""Replicas of a node's agent: one runs, and two while it is replaced."""
+"""One runs, and two while it is replaced."""
 MOST_OF_A_SERVICE = 64
 MAX_DIGITS = 18
-"""Of a message's number, which a confirmation encodes in 64 bits."""
 
 
 def token(route: str) -> str:
@@ -45,7 +41,6 @@ def publish_subject(kind: type[Event], route: str = "") -> str:
 
 
 def subscribe_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject of events of one node, or of all nodes."""
     return f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, route)}"
 
 
@@ -54,10 +49,7 @@ def copy_subject(kind: type[Event], route: str = "") -> str:
 
 
 def observed_subjects(kind: type[Event]) -> tuple[str, ...]:
-    """Return the subjects of copies of events of any node.
-
-    Work is copied to observers by NATS, or by its sender if it is passed on in its process.
-    """
+    """Work is copied to observers by NATS, or by its sender if it stays in its process."""
     copies = f"leasehold.{Delivery.COPY}.{kind.subject}{_filter(kind, '')}"
     return tuple(dict.fromkeys((subscribe_subject(kind), *((copies,) if is_work(kind) else ()))))
 
@@ -71,20 +63,15 @@ def reply_subject(question: type[Event], route: str = "") -> str:
 
 
 def node_in(kind: type[Event], subject: str) -> str:
-    """Return the node that the subject of an event or a request names, or ""."""
     return subject.rpartition(".")[2].replace("_", ".") if is_routed(kind) else ""
 
 
 def sender_in(kind: type[Event], subject: str) -> str:
-    """Return the node or user that has published a message, or "" if the subject does not name it.
-
-    NATS lets no other user publish to the subject.
-    """
+    """Return the sender, whom NATS has authenticated, or "" if the subject names none."""
     return node_in(kind, subject) if kind.is_of_agent or kind is Heartbeat else ""
 
 
 def agent_in(kind: type[Event], subject: str) -> str:
-    """Return the user of the agent that has published a message, or "" if it is from no agent."""
     sender = sender_in(kind, subject)
     if kind is Heartbeat:
         return sender if is_agent(sender) else ""
@@ -109,7 +96,6 @@ def group_of(service: str, method: str) -> str:
 
 
 def confirmation_subject(prefix: str) -> str:
-    """Return the subject of reports about work whose reply subjects begin with `prefix`."""
     return f"{prefix}.{CONFIRMED}"
 
 
@@ -127,8 +113,7 @@ def number_of(reply: str) -> int | None:
 def is_inbox_of_sender(kind: type[Event], subject: str, reply: str) -> bool:
     """Return whether the reply subject of a message is an inbox of the message's sender.
 
-    The sender chooses the reply subject. What only agents publish is from the node in the subject;
-    all else is from services, whose replies go to the inbox of a service.
+    What only agents publish is from the node in the subject; all else is from services.
     """
     if not kind.is_of_agent:
         return _SERVICE_INBOX.fullmatch(reply) is not None
@@ -150,7 +135,6 @@ def user_of(service: str, node: str = "") -> str:
 
 
 def most_replicas(user: str) -> int:
-    """Each replica has a connection."""
     return MOST_OF_A_NODE if "." in user else MOST_OF_A_SERVICE
 
 
@@ -169,10 +153,7 @@ def inbox_of(user: str) -> str:
 
 
 def inboxes_of(user: str) -> str:
-    """Return all reply subjects of a user: a connection's inbox, and the token of one message.
-
-    They have a fixed depth, as the server keeps a node in memory for each token of a subscription.
-    """
+    """Return a pattern of fixed depth: the server keeps a node for each token of a subscription."""
     return f"{inbox_of(user)}.*.*"
 
 

@@ -1,4 +1,4 @@
-"""Requests the pods and claims whose containers have terminated from the agent of their node."""
+"""Requests which containers have terminated from a node's agent."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ REPLY_S = 0.9
 
 
 async def list_terminated(bus: Bus, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
-    """Return the pods whose last container has terminated; none while NATS is away.
+    """Return no pods while NATS is away.
 
     Raises UnavailableError if the node agent does not reply.
     """

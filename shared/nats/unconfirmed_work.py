@@ -1,9 +1,7 @@
 """Work that this connection has sent, kept until a receiver reports it as handled.
 
-Work is a request to one replica of the service that handles it. It is sent again, to any replica,
-if none reports within `receipt_s` that it has the message, or if the one that has it is silent for
-`silent_s`. While no replica receives a type of work, only its oldest message is sent again and
-again; the others follow once it is received.
+It is sent again, to any replica, if none reports it within `receipt_s`, or if the one that has it
+is silent for `silent_s`. While no replica receives a type of work, only its oldest message is sent.
 
 Nothing is stored: what is lost with its sender is in Kubernetes and is listed again.
 """
@@ -47,8 +45,6 @@ RESENT = Counter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendPolicy:
-    """When work is sent again, and how much of each type is kept."""
-
     receipt_s: float = 1.5
     """A message that no replica has reported as received by then is sent again."""
     silent_s: float = 4.0
@@ -69,8 +65,6 @@ class ResendPolicy:
 
 @dataclass(slots=True)
 class _Kind:
-    """Unconfirmed messages of one type of work, oldest first."""
-
     event: type[Event]
     unconfirmed: Gauge
     messages: dict[int, "_Message"] = field(default_factory=dict)
@@ -78,7 +72,6 @@ class _Kind:
     heard_at: float = 0.0
     probe_at: float = 0.0
     unheard_since: float | None = None
-    """Since when no replica receives messages, or None while some does."""
     has_lost: bool = False
 
 
@@ -93,15 +86,10 @@ class _Message:
     due_at: float = NEVER
     is_received: bool = False
     handed_over: Sequence[Event] = ()
-    """Its events, not encoded, if a handler of this process has them."""
+    """Its events if a handler of this process has them."""
 
 
 class UnconfirmedWork:
-    """The work of one connection.
-
-    `has_lost_work` is set once replicas receive work again of which messages were dropped.
-    """
-
     def __init__(
         self,
         client: Any,
@@ -127,7 +115,7 @@ class UnconfirmedWork:
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     async def send(self, event: type[Event], subject: str, data: bytes, *, events: int) -> None:
-        """Send a message and keep it until it is handled; it is sent later if NATS is away.
+        """Keep a message until it is handled; send it later if NATS is away.
 
         Raises UnavailableError if receivers have left no room for it within `room_s`. While no
         replica receives this type of work, the oldest message is dropped instead.
@@ -142,10 +130,7 @@ class UnconfirmedWork:
     def hand_over(
         self, event: type[Event], subject: str, events: Sequence[Event], inbox: Inbox
     ) -> bool:
-        """Put work into the inbox of this process and keep it until it is handled.
-
-        Returns False if too much of it is not handled yet.
-        """
+        """Return False if too much work is not handled yet."""
         kind = self._kind(event)
         if self._is_full(kind):
             return False
@@ -201,7 +186,6 @@ class UnconfirmedWork:
             self._added.clear()
 
     async def drain(self, limit_s: float) -> None:
-        """Wait until the work that replicas receive is handled, at most `limit_s`."""
         end_at = time.monotonic() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:

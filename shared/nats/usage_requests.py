@@ -11,11 +11,10 @@ from shared.nats.bus import Bus
 REPLY_S = 2.0
 """How long agents may take to reply with the use of their devices."""
 MOST_AT_ONCE = 64
-"""Requests without a reply: a cluster's agents do not reply all in one moment."""
 
 
 async def request_usage(bus: Bus, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:
-    """Return the reply of each node's agent, or None if it had none within `REPLY_S`."""
+    """Return None for an agent without a reply."""
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:

@@ -1,8 +1,7 @@
 """Events as MessagePack: a map with the format version and a list of events of one type; pure.
 
-Every event is a map of its fields: a reader ignores fields that it does not know, and a writer may
-add fields that have a default. Requests and leases are written without what is at its default. A
-contract test reads the bytes with the `msgpack` package.
+A reader ignores fields that it does not know. Requests and leases are written without what is at
+its default.
 """
 
 import functools
@@ -18,19 +17,16 @@ FORMAT = 1
 EVENTS_PER_MESSAGE = 256
 """Messages with more are refused unread: each event that is invalid costs a log line."""
 MAX_PAYLOAD = 4 * 2**20
-"""Of a message: the leases of a node are one, however many containers its pods have."""
+"""The leases of a node are one message, however many containers its pods have."""
 _Bound = msgspec.Meta(max_length=EVENTS_PER_MESSAGE)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver's report to the sender of work, by the numbers of its messages."""
-
     handled: list[int] = []
     held: list[int] = []
     """Received, and not handled yet."""
     returned: list[int] = []
-    """Not handled, and no longer held."""
 
 
 class _RawMessage(msgspec.Struct):
@@ -45,11 +41,7 @@ E = TypeVar("E", bound=Event)
 
 
 def encode(events: Sequence[Event]) -> bytes:
-    """Encode events of one type as one message.
-
-    Raises RequestError for values that MessagePack cannot represent: integers beyond 64 bits and
-    text that is not valid Unicode.
-    """
+    """Raises RequestError for integers beyond 64 bits and text that is not valid Unicode."""
     try:
         return _encode({"v": FORMAT, "events": events})
     except (OverflowError, UnicodeEncodeError) as error:
@@ -67,7 +59,7 @@ def decode(data: bytes, event_type: type[E]) -> list[E]:
 
 
 def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[RequestError]]:
-    """Decode a message of which some events may be invalid: return the others, and the errors."""
+    """Return the valid events of a message, and the errors of the others."""
     try:
         return decode(data, event_type), []
     except RequestError as error:
@@ -103,7 +95,7 @@ def encode_confirmation(report: Confirmation) -> bytes:
 
 
 def decode_confirmation(data: bytes) -> Confirmation:
-    """Decode a report about work. Raises RequestError if it is none."""
+    """Raises RequestError."""
     try:
         return _decode_confirmation(data)
     except UNDECODABLE as error:

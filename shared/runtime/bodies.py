@@ -10,12 +10,10 @@ ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
 PROGRESS_S = 1.0
 """The interval of checks that a body still arrives fast enough."""
 PROGRESS_BYTES = 64 * 1024
-"""A body that has a turn loses it when fewer than this have arrived in this time."""
+"""A body that has a turn loses it when fewer bytes have arrived in `PROGRESS_S`."""
 
 
 class SlowBodyError(Exception):
-    """A body has not arrived in time, or has not had its turn; `head` is what has arrived."""
-
     def __init__(self, head: bytes) -> None:
         super().__init__("the body of the request did not arrive in time")
         self.head = head
@@ -24,8 +22,7 @@ class SlowBodyError(Exception):
 async def read_body(request: web.Request, *, most: int, deadline: float, has_turn: bool) -> bytes:
     """Read a body that has arrived by the deadline, on the loop's clock.
 
-    Raises SlowBodyError, also for a body that has a turn and makes no progress, and
-    HTTPRequestEntityTooLarge.
+    Raises SlowBodyError and HTTPRequestEntityTooLarge.
     """
     loop = asyncio.get_running_loop()
     body = bytearray()

@@ -13,8 +13,7 @@ logger = logging.getLogger(__name__)
 def certificate_required(name: str) -> Middleware:
     """Serve only callers with a certificate for this DNS name, or for any if it is empty.
 
-    The TLS context verifies the certificate when a connection is opened. Requests on connections
-    without one, or whose certificate has expired since, are refused here.
+    TLS verifies the certificate when a connection is opened, not that it has expired since.
     """
 
     @web.middleware

@@ -1,9 +1,8 @@
 """Which connections of an HTTP port stay, and which is closed for a new one; pure.
 
-Behind kube-proxy the connections of honest clients and of others may come from the same address,
-and anyone can send a request that is answered. So neither kind keeps the other out: connections
-that have proved nothing have at most half of the room, and a moment to do so; then idle ones make
-room. A request that is being handled is never cut off.
+Behind kube-proxy the connections of honest clients and of others may come from the same address. So
+connections that have proved nothing have at most half of the room, and a moment to do so; then idle
+ones make room. A request that is being handled is never cut off.
 """
 
 from collections import Counter
@@ -20,14 +19,14 @@ FLUSH_S = 1.0
 
 
 class Progress(IntEnum):
-    """Of a connection; the least advanced makes room first."""
+    """The least advanced makes room first."""
 
     ACCEPTED = 0
     """The TLS handshake has not ended."""
     OPEN = 1
-    """No request was answered with success yet; one may be arriving."""
+    """No request was answered with success yet."""
     PROVEN = 2
-    """A request was answered with success; the next may be arriving."""
+    """The next request may be arriving."""
     BUSY = 3
     """A request that has arrived is being handled."""
 
@@ -36,11 +35,9 @@ class Progress(IntEnum):
 class PortBounds:
     connections: int = 64
     body_bytes: int = 64 * 1024
-    """Of one request."""
     free_body_bytes: int = 64 * 1024
     """A larger body waits for its turn, which lasts until its request is answered."""
     larger_bodies: int = 4
-    """Turns at once."""
     handshake_s: float = 5.0
     """Until a TLS handshake has ended."""
     first_request_s: float = 10.0
@@ -53,7 +50,6 @@ class PortBounds:
 
     @property
     def of_address(self) -> int:
-        """Connections from one address; the others are left to other addresses."""
         return self.connections * 3 // 4
 
 
@@ -65,7 +61,6 @@ class ConnectionState:
     progress: Progress
     since: float
     unsent_bytes: int = 0
-    """Not taken by its client at the last look."""
     unsent_since: float = 0.0
 
     def advance(self, progress: Progress, now: float) -> None:
@@ -91,11 +86,7 @@ class ConnectionState:
 
 
 def to_close(connections: Iterable[ConnectionState], now: float) -> ConnectionState | None:
-    """Return the connection that makes room for a new one, or None if none may.
-
-    Among the candidates it is one of the address with most of them: the one without progress for
-    longest.
-    """
+    """Return the connection that makes room for a new one, or None if none may."""
     everyone = [*connections]
     unproven = [connection for connection in everyone if connection.progress < Progress.PROVEN]
     slow = [connection for connection in unproven if now - connection.since >= GRACE_S]

@@ -1,9 +1,4 @@
-"""The HTTP endpoints of a service: /healthz, /readyz and /metrics.
-
-Requests that are not HTTP, such as TLS on a plain port, a port scan, or a body with a wrong
-encoding, are logged at debug level, without a traceback: aiohttp has already responded with 400 or
-closed the connection.
-"""
+"""The HTTP endpoints of a service: /healthz, /readyz and /metrics."""
 
 import asyncio
 import contextlib
@@ -66,7 +61,7 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 
 
 def metrics_application(registry: Collector = REGISTRY) -> web.Application:
-    """Serve /metrics: OpenMetrics, which have exemplars, if accepted, or Prometheus' text.
+    """Serve OpenMetrics, which have exemplars, if accepted, or Prometheus' text.
 
     Anyone may read it, so all requests within a second get the same rendering.
     """
@@ -91,10 +86,9 @@ def metrics_application(registry: Collector = REGISTRY) -> web.Application:
 async def served(
     pages: web.Application, address: str, *, flag: str = "--http", tls: Tls | None = None
 ) -> AsyncIterator[str]:
-    """Serve the endpoints on `HOST:PORT` (port 0: any free port) and yield the address.
+    """Serve on `HOST:PORT` (port 0: any free port) and yield the address.
 
-    With `tls`, over TLS; each connection gets the context of that moment. Raises RequestError,
-    which names the flag, if the address is invalid or in use.
+    Raises RequestError, which names the flag, if the address is invalid or in use.
     """
     async with listening(pages, address, flag=flag, tls=tls) as (host, port):
         yield f"{host}:{port}"
@@ -102,14 +96,12 @@ async def served(
 
 LOGGER = "aiohttp.server"
 SHOWN = 200
-"""Characters of the reason that are logged."""
 
 
 class BadRequestFilter(logging.Filter):
-    """For requests that are not HTTP; other records pass unchanged."""
+    """Requests that are not HTTP become debug lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Turn such a record into a debug line; drop it if debug logging is off."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError | RequestPayloadError):
             return True

@@ -11,11 +11,9 @@ LEADERSHIP_S = 5.0
 
 @dataclass(eq=False)
 class Leadership:
-    """Whether this replica leads.
+    """A replica that was delayed may act after another one has begun to lead.
 
-    For example, a loop that only the leader runs begins with `if not await leadership.holds():
-    return`. A replica that was delayed may act after another one has begun to lead, so all that it
-    writes names the version that was read.
+    All that it writes therefore names the version that was read.
     """
 
     store: Preemptions

@@ -17,8 +17,6 @@ REACH_S = 0.05
 
 
 class LedgerMirror:
-    """A mirror, and for how long it has not followed the ledger."""
-
     def __init__(
         self,
         ledger: RedisLeases,
@@ -34,14 +32,12 @@ class LedgerMirror:
         self._disconnected_since: float | None = None
         self._snapshot_at: float | None = None
         self._failing_since: float | None = None
-        """When it first failed after a snapshot, unless it has followed for long since."""
+        """Unless it has followed for long since."""
         self._fault = ""
         self._requested = asyncio.Event()
-        """Set when changes are to be read now."""
         self._applied = asyncio.Event()
 
     def unready_reason(self) -> str | None:
-        """Return why nothing can be decided by the mirror, or None."""
         if self.mirror.capacity < 0:
             return f"no snapshot of the ledger yet{self._fault}"
         since = self._failing_since if self._is_failing() else self._disconnected_since
@@ -53,16 +49,13 @@ class LedgerMirror:
         return f"disconnected from the ledger for {disconnected_s:.0f} s{self._fault}"
 
     def _is_failing(self) -> bool:
-        """Return whether following failed and has not lasted since: a snapshot is no proof."""
+        """Return whether following has not lasted since it failed: a snapshot is no proof."""
         if self._failing_since is None or self._snapshot_at is None:
             return False
         return self.clock.ticks() < self._snapshot_at + DISCONNECTED_LIMIT_S
 
     async def follow(self) -> None:
-        """Apply a snapshot, then every change, until the connection is lost.
-
-        Raises FeedTruncatedError if changes are missing: follow again.
-        """
+        """Raises FeedTruncatedError if changes are missing: follow again."""
         try:
             snapshot = await self.ledger.snapshot()
             self.mirror.reset(snapshot.nodes)
@@ -92,7 +85,7 @@ class LedgerMirror:
         self._requested.set()
 
     async def reach(self, capacity: int) -> None:
-        """Return once the mirror has reached a capacity number, after `REACH_S` at most."""
+        """Return after `REACH_S` at most."""
         while self.mirror.capacity < capacity:
             self._applied.clear()
             self.read_now()

@@ -1,8 +1,6 @@
 """The HTTP listener of all ports: what a peer can use of it is bounded before the peer is known.
 
-A connection, its TLS handshake, its first request, each body and each pause have a time limit, and
-`connections` decides which of too many is closed. Bodies with a `Content-Encoding` are refused:
-what they unpack to has no bound. aiohttp limits the lines and headers of a request.
+Bodies with a `Content-Encoding` are refused: what they unpack to has no bound.
 """
 
 import asyncio
@@ -42,24 +40,23 @@ CERTIFICATES_REFUSED = Counter(
     "TLS handshakes that ended because the client's certificate is missing or not accepted.",
 )
 BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
-"""Of an application's port, if they are not the usual ones."""
 BACKLOG = 1024
 SWEEP_S = 1.0
 """The interval of looks for connections that have to be closed."""
 MOST_WAITING = 64
-"""Connections that wait while all are busy, at most half of them from one address."""
+"""While all connections are busy, at most half of them from one address."""
 PAUSE_S = 0.02
 """The pause until the next look for room for a waiting connection."""
 SPARE_FILES = 256
-"""Open files of a process beside the connections of a port."""
+"""Beside the connections of a port."""
 READ_BUFFER_BYTES = 16 * 1024
 SHUTDOWN_S = 1.0
 """How long connections may take to end before they are closed."""
 Tls = Callable[[], ssl.SSLContext]
 BodyTime = Callable[[web.Request], float]
-"""Returns how many seconds the body of a request may take, as far as its client waits for it."""
+"""Returns seconds."""
 Late = Callable[[web.Request, bytes], web.StreamResponse]
-"""Returns the response to a request whose body is late, from the part that has arrived."""
+"""Returns the response from the part of a body that has arrived."""
 
 
 class _Connection(asyncio.Protocol):
@@ -67,7 +64,6 @@ class _Connection(asyncio.Protocol):
         self.state = state
         self.handler = handler
         self.context: ssl.SSLContext | None = None
-        """The one that verified its peer's certificate."""
         self.opening: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.get_running_loop().create_future()
@@ -110,19 +106,14 @@ class Listener:
         self.late = late or _late
         self._large = Turns(bounds.larger_bodies)
         self._connections: dict[asyncio.Protocol, _Connection] = {}
-        """By their request handlers."""
         self._of_address: collections.Counter[str] = collections.Counter()
         self._waiting: list[tuple[socket.socket, str, web.Server]] = []
-        """Accepted connections, with their addresses, for which there is no room yet."""
         self._waits = asyncio.Event()
-        """Set while connections wait: a listener without any leaves the processor alone."""
+        """A listener without waiting connections leaves the processor alone."""
 
     @web.middleware
     async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Read the body within its bounds, and note how far the connection has come.
-
-        It runs after the application's own middlewares, which know callers and write errors.
-        """
+        """It runs after the application's own middlewares, which know callers and write errors."""
         connection = self._connections.get(request.protocol)
         if connection is None:
             raise web.HTTPServiceUnavailable  # nobody receives it: the connection was closed
@@ -196,7 +187,6 @@ class Listener:
             await asyncio.sleep(0)  # those that are open come first
 
     async def open_waiting(self) -> None:
-        """Open connections that have waited as soon as there is room, until cancelled."""
         while True:
             if not self._waiting:
                 self._waits.clear()
@@ -281,7 +271,6 @@ class Listener:
                 del self._of_address[address]
 
     async def sweep(self) -> None:
-        """Close connections that are late or have stalled, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
@@ -307,7 +296,7 @@ class Listener:
 
 
 def _refusal(error: OSError) -> str:
-    """Return what is wrong with a client's certificate, or "" if that is not the error."""
+    """Return what is wrong with a client's certificate, or "" for another error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
@@ -332,8 +321,7 @@ async def listening(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an application on `HOST:PORT` (port 0: any free port) within its `BOUNDS`.
 
-    Yields the host and the port. At the end, requests have some seconds to be answered. Raises
-    RequestError, which names the flag, if the address is invalid or in use.
+    Raises RequestError, which names the flag, if the address is invalid or in use.
     """
     sockets = await _bind(address, flag)
     bounds = _within_files(pages.get(BOUNDS, PortBounds()))

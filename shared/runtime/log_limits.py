@@ -8,13 +8,13 @@ from dataclasses import dataclass
 WINDOW_S = 10.0
 """The time over which lines of one statement are counted."""
 MOST_LINES = 50
-"""Of one statement in the code within `WINDOW_S`, unless they are for debugging."""
+"""Within `WINDOW_S`."""
 LONGEST_TEXT = 4096
 LONGEST_TRACEBACK = 16_384
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text without its middle if it is too long.
+    """Leave out the middle of a text that is too long.
 
     >>> shortened("0123456789", 4)
     '01 ...6 characters... 89'
@@ -32,7 +32,7 @@ class _Window:
 
 
 class StatementLimit(logging.Filter):
-    """Passes `MOST_LINES` of each statement; the first one later has the number left out."""
+    """The first line that passes later has the number left out."""
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

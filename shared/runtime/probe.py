@@ -1,8 +1,8 @@
 """Readiness probe for containers: `python -m shared.runtime.probe`.
 
 For images without curl. It runs often, so it imports nothing that is slow to import.
-LEASEHOLD_PROBE is HOST:PORT; without it, the port is that of LEASEHOLD_HTTP. Exit code 0: ready; 1:
-not ready, and the reason is printed.
+LEASEHOLD_PROBE is HOST:PORT; without it, the port is that of LEASEHOLD_HTTP. Exit code 1: not
+ready.
 """
 
 import os
@@ -13,6 +13,7 @@ PROBE_VARIABLE = "LEASEHOLD_PROBE"
 TIMEOUT_S = 2.0
 """The time limit of a liveness probe's connection."""
 OK = 200
+MAX_PORT = 65535
 
 
 def address(environ: dict[str, str]) -> str:
@@ -28,8 +29,10 @@ def address(environ: dict[str, str]) -> str:
 
 
 def request_readiness(where: str, path: str = "/readyz") -> tuple[int, str]:
-    """Return status and body of the response. Raises OSError if there is none."""
+    """Raises OSError if there is no response."""
     host, _, port = where.rpartition(":")
+    if not port.isdecimal() or int(port[:6]) > MAX_PORT:
+        raise OSError(f"{where!r} is not HOST:PORT")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
         response = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")

@@ -64,11 +64,9 @@ class RequestSettings:
     )
 
     def check(self) -> None:
-        """Raise RequestError for settings that contradict, or a --volcano-conf that is invalid."""
         load_rules(self)
 
     def pod_parser(self) -> PodParser:
-        """Raises RequestError for settings that contradict."""
         return PodParser(
             frozenset(self.schedulers),
             load_rules(self),

@@ -32,7 +32,6 @@ INTERVAL_S = 5.0
 READY_POLL_S = 0.5
 """The interval of looks whether an unready service has become ready, which is sent at once."""
 IN_POD = "KUBERNETES_SERVICE_HOST"
-"""Set by the kubelet in each container."""
 
 
 @contextlib.asynccontextmanager
@@ -45,7 +44,7 @@ async def sending_heartbeats(
     node: str = "",
     every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
-    """Publish heartbeats at an interval, and once ready, until the context exits."""
+    """Publish heartbeats at an interval, and once ready."""
     own_version = version("leasehold")
     settings = settings_digests() if IN_POD in os.environ else {}
 
@@ -85,12 +84,9 @@ async def sending_heartbeats(
 logger = logging.getLogger(__name__)
 
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
-"""For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 
 
 class Nats(Enum):
-    """The parts of a service that run before the first connection to NATS."""
-
     FIRST = "first"
     """Only the health endpoints, which return the reason."""
     MEANWHILE = "meanwhile"
@@ -115,11 +111,8 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
-    A service `beside` it has the same name, connection and end.
-
-    `begin` is called once all subscriptions exist; `drain` before anything is stopped.
-    `settings.run_file` is written once all subscriptions exist and every probe succeeds. A shared
-    process has the endpoints and the file, and its end ends the service.
+    A service `beside` it has the same name, connection and end. `begin` is called once all
+    subscriptions exist; `drain` before anything is stopped.
     """
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
@@ -153,7 +146,7 @@ async def _until(
     drain: Callable[[], Awaitable[None]] | None,
     early: bool,
 ) -> None:
-    """Run until the stop event; a service that is ready early also shuts down in order."""
+    """A service that is ready early also shuts down in order."""
     running = asyncio.create_task(runner.run(started))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -168,7 +161,7 @@ async def _until(
 
 
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
-    """Run a service's `entry`; a known error is one line, with exit code 1, or 2 for settings."""
+    """Print a known error as one line, with exit code 1, or 2 for settings."""
     telemetry.open_logs(service, log_level)
     sys.setrecursionlimit(RECURSION_LIMIT)
     try:
@@ -214,7 +207,7 @@ async def _with_exception_handler(entry: Callable[[], Coroutine[Any, Any, None]]
 
 
 def _on_unhandled_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors of tasks that nothing awaits; a failed name lookup only at debug level."""
+    """Log a failed name lookup at debug level."""
     if isinstance(context.get("exception"), socket.gaierror):
         logger.debug("a name lookup failed after its timeout: %s", context["exception"])
     else:
@@ -222,7 +215,7 @@ def _on_unhandled_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 
 
 def _known_errors(error: BaseException) -> list[BaseException]:
-    """Return the known errors in a group. Raises `error` if it contains others."""
+    """Raises `error` if it contains other errors."""
     if isinstance(error, LeaseholdError):
         return [error]
     if isinstance(error, BaseExceptionGroup):
@@ -244,10 +237,7 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
 
 
 def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Notify systemd that the service is ready, with a status text.
-
-    Does nothing without `NOTIFY_SOCKET`. An unreachable socket is logged and ignored.
-    """
+    """Do nothing without `NOTIFY_SOCKET`."""
     address = environ.get(NOTIFY_SOCKET, "")
     if not address:
         return

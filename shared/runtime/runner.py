@@ -2,9 +2,8 @@
 
 The error that a handler raises decides what happens to its message: RequestError drops it,
 ConflictError redelivers it to this replica, UnavailableError to any replica after a pause. Any
-other error is a bug: it is logged with its traceback, and the message is dropped after a few
-attempts. After a dropped message, or events that a loop could not publish, `ResyncRequested` has
-them published again.
+other error is a bug: the message is dropped after a few attempts. After drops, `ResyncRequested`
+has events published again.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ class WaitReasons:
         self._met: dict[str, float] = {}
 
     def report(self, what: str, why: str) -> None:
-        """Log why `what` waits: as a warning, unless that was logged within the last `STEADY_S`."""
+        """Log a warning, unless that was logged within the last `STEADY_S`."""
         now = self._ticks()
         is_new = now - self._met.pop(why, -STEADY_S) >= STEADY_S
         self._met[why] = now
@@ -87,8 +86,6 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class Runner:
-    """One service on one bus; another one beside it has the same name and connection."""
-
     def __init__(
         self,
         name: str,
@@ -108,7 +105,6 @@ class Runner:
         self.begin = begin
         self.route = str(getattr(service, "route", ""))
         self.unready_reason = NOT_SUBSCRIBED
-        """Why the service is not subscribed or cannot publish, if it is not ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
         self._known_series: dict[tuple[object, ...], Any] = {}
@@ -117,8 +113,7 @@ class Runner:
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled, after NATS is connected.
 
-        With `loops_before_nats` the loops start at once. `begin` is called after all subscriptions,
-        and again if NATS does not accept what it publishes.
+        With `loops_before_nats` the loops start at once.
         """
         inboxes: list[tuple[Role, Inbox]] = []
         async with asyncio.TaskGroup() as tasks:
@@ -190,7 +185,7 @@ class Runner:
             await inbox.gather(role.gather_s)
 
     async def _handle_batch(self, role: Role, batch: list[DeliveredMessage]) -> None:
-        """Handle messages together; after an error, handle each one alone."""
+        """Handle each message alone after an error."""
         error = await self._try_batch(role, batch)
         if error is None or len(batch) == 1 or isinstance(error, UnavailableError):
             self._settle(role, batch, error)
@@ -208,7 +203,7 @@ class Runner:
         self._series(HANDLED, role.method, outcome).inc(events)
 
     async def _resync_after_drops(self) -> None:
-        """Request a resync after events were dropped; a bug may drop the same ones again."""
+        """A bug may drop the same events again after the resync."""
         while True:
             await self._dropped.wait()
             self._dropped.clear()
@@ -243,7 +238,7 @@ class Runner:
             self._series(PUBLISHED, subject).inc(count)
 
     def _series(self, metric: M, *labels: str) -> M:
-        """Return `metric.labels` of this service, which the library looks up slowly."""
+        """The library looks up `metric.labels` slowly."""
         key = (metric, *labels)
         series: M | None = self._known_series.get(key)
         if series is None:
@@ -292,7 +287,7 @@ class Runner:
 
 
 async def run_loop(role: Role, publish: Publish) -> None:
-    """Run a loop until it raises; of a periodic one, publish what each step returns."""
+    """Run until a loop raises; publish what each step of a periodic one returns."""
     method = role.bound()
     if not role.is_periodic:
         await method()
@@ -319,7 +314,6 @@ def _title(role: Role) -> str:
 
 
 def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
-    """Log a line per event, with its pod and trace, if debug logging is on."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     outcome = "is done" if error is None else f"failed: {error}"
@@ -332,10 +326,7 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
 
 
 def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> tuple[str, bool]:
-    """Confirm a batch, or not, according to its error.
-
-    Return the outcome for metrics, and whether a message was dropped because of a bug.
-    """
+    """Return the outcome for metrics, and whether a message was dropped because of a bug."""
     outcome = _log_outcome(len(batch), role, error)
     for delivered in batch:
         _confirm(delivered, error)
@@ -361,7 +352,7 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
 
 
 def _log_bug(role: Role, error: Exception | None) -> None:
-    """Log a bug with its traceback, at a limited rate: a repeated message may be its cause."""
+    """Log at a limited rate: a repeated message may be the bug's cause."""
     cause = f"bug {type(error).__name__} in {role.method}"
     _limited.write(logging.ERROR, cause, f"{role.method} failed with a bug", error)
 

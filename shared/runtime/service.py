@@ -1,9 +1,9 @@
 """Roles of a service's methods (handlers, sources, replies, loops), from their signatures; pure.
 
-A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
-the events to publish, or None. `@observes` marks a handler of copies, work included, that consumes
-nothing. `@emits` marks an async generator of batches of events. `@answers` takes a request and
-returns the reply. `@loops` marks a background loop or one step of it, which returns like a handler.
+A method marked `@handles` takes a sequence of one event type (or a union) and returns the events to
+publish, or None. `@observes` marks a handler of copies, which consumes nothing. `@emits` marks an
+async generator of batches of events. `@answers` takes a request and returns the reply. `@loops`
+marks a loop, or one step of it, which returns like a handler.
 
 For example::
 
@@ -25,12 +25,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
 Step = TypeVar("Step", bound=Callable[..., Awaitable[Sequence[Event] | None]])
 Publish = Callable[[Sequence[Event]], Awaitable[None]]
-"""Publishes events that cannot wait for a handler's return; raises UnavailableError if NATS did not
+"""For events that cannot wait for a handler's return; raises UnavailableError if NATS did not
 accept them."""
 Interval = float | Callable[[Any], float]
-"""Seconds, or a function of the service that returns them."""
 Wait = Callable[[Any], Awaitable[object]]
-"""A function of the service that returns when its next step is due."""
 _MARK = "__leasehold_role__"
 _PUBLISHES = "__leasehold_publishes__"
 
@@ -41,7 +39,6 @@ class Role:
     """`handles`, `observes`, `emits`, `answers`, `loops`, or `publishes` of the whole class."""
     method: str
     part: str = ""
-    """The service's field with the object that has the method, or empty for the service itself."""
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
@@ -64,7 +61,6 @@ class Role:
 
     @property
     def is_periodic(self) -> bool:
-        """Whether the runtime repeats the loop; otherwise the method itself does."""
         return self.every_s is not None or self.wait is not None
 
 
@@ -80,8 +76,6 @@ def handles(*, concurrency: int = 1, gather_s: float = 0.0) -> Callable[[F], F]:
 def handles(
     method: F | None = None, *, concurrency: int = 1, gather_s: float = 0.0
 ) -> F | Callable[[F], F]:
-    """Mark a handler of batches of events."""
-
     def mark(function: F) -> F:
         return _marked(function, "handles", concurrency=concurrency, gather_s=gather_s)
 
@@ -89,12 +83,11 @@ def handles(
 
 
 def observes(method: F) -> F:
-    """Mark a handler of copies: each replica receives all events, and some may be lost."""
+    """Mark a handler of copies: each replica receives all, and some may be lost."""
     return _marked(method, "observes")
 
 
 def emits(method: F) -> F:
-    """Mark a source: an async generator of batches of events."""
     return _marked(method, "emits")
 
 
@@ -124,8 +117,7 @@ def loops(
 ) -> F | Callable[[F], F]:
     """Mark a method that runs until the service stops, or one step of it with the pause between.
 
-    The runtime publishes what a step returns, takes the next one after the pause, and restarts what
-    raises.
+    The runtime restarts what raises.
     """
 
     def mark(function: F) -> F:
@@ -135,7 +127,7 @@ def loops(
 
 
 def publishes(*events: type[Event]) -> Callable[[K], K]:
-    """Mark a service class with the events that no signature of its methods contains."""
+    """Declare events that no signature of the class's methods contains."""
 
     def mark(kind: K) -> K:
         setattr(kind, _PUBLISHES, events)

@@ -37,32 +37,25 @@ S = TypeVar("S")
 
 
 def setting(default: Any, text: str, **bounds: Any) -> Any:
-    """Declare a setting with its default, its help text and bounds of its values.
-
-    Numbers are finite and 0 or more unless other bounds are declared; see `ValueBounds`.
-    """
+    """Numbers are finite and 0 or more unless other bounds are declared; see `ValueBounds`."""
     return field(default=default, metadata={"help": text, "bounds": ValueBounds(**bounds)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentForm:
-    """How an argument of a command is written."""
-
     names: tuple[str, ...] = ()
     metavar: str = ""
     env: str | None = None
     """The default of its variable in the help, or None without a variable."""
     variable: str = ""
-    """The variable, if it is not named after the argument."""
     nargs: str | None = None
-    """As argparse defines it; of positional arguments."""
+    """Of positional arguments."""
     positional: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Flags, with spaces between their names, and the value that each sets."""
     read: Callable[[str], Any] | None = None
-    """Parses the text, or raises ValueError or ArgumentTypeError; by default by the type."""
+    """Raises ValueError or ArgumentTypeError; by default by the type."""
     group: str = ""
-    """Of flags, in the help."""
 
 
 def argument(
@@ -76,7 +69,7 @@ def argument(
     schemes: Sequence[str] = (),
     **form: Any,
 ) -> Any:
-    """Declare an argument of a command; `...` as default requires it. `form`: see ArgumentForm."""
+    """Declare an argument; `...` as default requires it. `form`: see ArgumentForm."""
     bounds = ValueBounds(
         one_of=one_of if isinstance(one_of, tuple) else tuple(one_of),
         at_least=at_least,
@@ -89,7 +82,7 @@ def argument(
 
 
 def add_arguments(kind: type[Any], group_of: Callable[[str], "argparse._ActionsContainer"]) -> None:
-    """Add the arguments of a command, each to its group; a variable is read when it is used."""
+    """Add each argument to its group; a variable is read when it is used."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         form: ArgumentForm = item.metadata["form"]
@@ -139,7 +132,7 @@ def argument_variables(kind: type[Any]) -> set[str]:
 
 
 def from_arguments(kind: type[S], parsed: argparse.Namespace) -> S:
-    """Build a command from its parsed arguments. Raises RequestError if they contradict."""
+    """Raises RequestError if the arguments contradict."""
     values = {item.name: getattr(parsed, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, list):
@@ -253,7 +246,7 @@ class LedgerSettings(RedisLogin, ServiceSettings):
 
 
 def digest(value: str) -> str:
-    """Return a digest of a setting's value, which may contain a secret."""
+    """The value may contain a secret."""
     return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
@@ -262,11 +255,10 @@ def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def load(kind: type[S], program: str, **options: Any) -> S:
-    """Load settings of `kind`: flags, then the environment, then defaults.
+    """Load flags, then the environment, then defaults.
 
-    Raises RequestError, a line with the flag or variable, its value and what is allowed, for an
-    invalid value, for settings that contradict each other (their method `check`), for a flag and
-    for a variable whose name is nearly that of a setting. `options`: see `load_each`.
+    Raises RequestError for an invalid value, for settings that contradict each other (their method
+    `check`), for an unknown flag and for a variable whose name is nearly that of a setting.
     """
     loaded: S = load_each((kind,), program, **options)[0]
     return loaded
@@ -281,7 +273,7 @@ def load_each(
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Any]:
-    """Load settings of several kinds, as `load` does; they share flags of the same name."""
+    """Settings of several kinds share flags of the same name."""
     parser = _SettingsParser(
         prog=program,
         description=about,
@@ -299,7 +291,7 @@ def load_each(
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
-    """Load settings; an invalid value is printed as one line, with exit code 2."""
+    """Print an invalid value as one line, with exit code 2."""
     with exit_if_invalid(program):
         return load(kind, program, about=about, examples=examples)
 
@@ -314,8 +306,6 @@ def exit_if_invalid(program: str) -> Iterator[None]:
 
 
 class _SettingsParser(argparse.ArgumentParser):
-    """Raises RequestError instead of printing the usage, which has dozens of flags."""
-
     def error(self, message: str) -> NoReturn:
         raise RequestError(message.removeprefix("argument "))
 
@@ -333,7 +323,7 @@ def _add_flags(
     environ: Mapping[str, str],
     added: set[str],
 ) -> None:
-    """Add a flag per field of `kind` that is not in `added`; the environment has its default."""
+    """Add a flag per field of `kind` that is not in `added`."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if item.name in added:

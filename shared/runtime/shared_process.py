@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 class SharedProcess:
     def __init__(self, services: Sequence[str]) -> None:
         self.stop = asyncio.Event()
-        """Set when the process ends."""
         self.handlers = LocalHandlers() if len(services) > 1 else None
         """A single service sends its work over NATS, also to itself."""
         self.checks: dict[str, health.Probe] = {
@@ -28,7 +27,7 @@ class SharedProcess:
         self.started = {name: asyncio.Event() for name in services}
 
     def add(self, name: str, checks: Mapping[str, health.Probe]) -> asyncio.Event:
-        """Add the checks of a service; return the event that it sets once it runs."""
+        """Return the event that the service sets once it runs."""
         alone = len(self.started) == 1
         del self.checks[name]
         self.checks |= {
@@ -47,7 +46,7 @@ class SharedProcess:
 async def open_process(
     services: Sequence[str], settings: ServiceSettings
 ) -> AsyncIterator[SharedProcess]:
-    """Serve the endpoints of a process that ends on SIGTERM or SIGINT.
+    """Serve the endpoints until SIGTERM or SIGINT.
 
     `settings.run_file` is written once all services run and every check succeeds.
     """

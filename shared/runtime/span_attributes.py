@@ -1,7 +1,7 @@
 """The attributes of spans about pods and ResourceClaims.
 
-Pods, namespaces and nodes have the names of OpenTelemetry's semantic conventions, by which trace
-viewers search them; what those have no name for begins with `leasehold.`.
+Trace viewers search by OpenTelemetry's names; what has none there begins with `leasehold.`.
+
 https://opentelemetry.io/docs/specs/semconv/registry/attributes/k8s/
 """
 
@@ -28,15 +28,12 @@ CLAIM = "leasehold.claim.name"
 CLAIM_UID = "leasehold.claim.uid"
 CLAIM_PODS = "leasehold.claim.pods"
 REASON = "leasehold.reason"
-"""Why a pod waits, is rejected, evicted or fails, in words."""
 REASON_CODE = "leasehold.reason.code"
-"""The reason that excludes the most nodes, as in the `counts` of a refusal."""
 EXCLUDED_NODES = "leasehold.excluded_nodes."
-"""Before a reason: the number of nodes that it excludes."""
+"""Before a reason."""
 
 
 def holder_of(attributes: Mapping[str, AttributeValue]) -> str:
-    """Return the UID of the pod or ResourceClaim that a span is about; or ""."""
     return str(attributes.get(CLAIM_UID) or attributes.get(POD_UID) or "")
 
 
@@ -79,7 +76,7 @@ def _attributes(
 
 
 def _claim_attributes(claim: AllocatedClaim) -> Attributes:
-    """Return the claim with its pods: a single one by the names by which pods are searched."""
+    """A single pod is found by the names by which pods are searched."""
     attributes = _attributes(claim.namespace, claim.name, claim.claim, claim.node, is_claim=True)
     attributes[CLAIM_PODS] = claim.consumer_names
     if len(claim.consumers) == len(claim.consumer_names) == 1:
@@ -89,7 +86,6 @@ def _claim_attributes(claim: AllocatedClaim) -> Attributes:
 
 
 def reason_attributes(event: Event) -> Attributes:
-    """Return why a pod waits or fails, with the numbers of a refusal; empty without a reason."""
     refusal = getattr(event, "refusal", None)
     if isinstance(refusal, Refusal):
         return refusal_attributes(refusal)
@@ -121,7 +117,7 @@ def refusal_attributes(refusal: Refusal) -> Attributes:
 
 
 def fault_of(event: Event) -> str:
-    """Return why the pod of an event cannot run, or has failed; empty if neither is so."""
+    """Empty if the pod can run and has not failed."""
     match event:
         case BindingFailed(reason=reason) | PodRejected(reason=reason, foreign=False):
             return reason

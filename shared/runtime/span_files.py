@@ -35,11 +35,7 @@ _decode = msgspec.json.Decoder(TraceSpan).decode
 
 
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
-    """Return the spans of the newest trace of a pod, in the order of their start.
-
-    `name` is the pod's name or its uid; the pod may be gone. A pod with a ResourceClaim has the
-    trace of the claim.
-    """
+    """Return the newest trace of a pod, which may be gone; `name` may be its uid."""
     spans = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not spans:
         return ()
@@ -109,7 +105,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _parse(line: str) -> TraceSpan | None:
-    """Parse a line, or return None: the last line of a killed service may be cut short."""
+    """The last line of a killed service may be cut short."""
     try:
         return _decode(line)
     except UNDECODABLE:

@@ -1,10 +1,9 @@
 """Traces and logs of a service.
 
 A pod's trace ID is its UID without dashes, and the ID of its root span also follows from the UID:
-traces can be found by pod, each service knows the parent of its first span, and two watchers record
-the same spans. The root span is recorded when a watcher first sees the pod, so the spans of a pod
-that waits have a parent; spans after its start link to the root, which a collector may no longer
-have. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
+each service knows the parent of its first span, and two watchers record the same spans. Spans after
+the pod's start link to the root. The context is W3C `traceparent` text
+(https://www.w3.org/TR/trace-context/).
 """
 
 import contextlib
@@ -65,10 +64,10 @@ E = TypeVar("E", bound=Event)
 
 MAX_TRACE_FILE_BYTES = 64 * 1024 * 1024
 ROOT = "create pod"
-"""The root span of a pod: from its review, or its creation, until the API server has it."""
+"""From a pod's review, or its creation, until the API server has it."""
 REVIEW = "review pod"
 MOST_LINKS = 32
-"""Of a pod to others of its gang: of a larger one, each links to those after it, in a ring."""
+"""Each pod of a larger gang links to those after it, in a ring."""
 _chosen_ids: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("ids", default=(0, 0))
 
 
@@ -86,7 +85,7 @@ def trace_id_of(pod: str) -> str:
 
 @contextlib.contextmanager
 def _choosing(trace_id: int, span_id: int = 0) -> Iterator[None]:
-    """Give these IDs to spans that begin here; 0 is a random one."""
+    """Choose IDs; 0 is a random one."""
     token = _chosen_ids.set((trace_id, span_id))
     try:
         yield
@@ -107,8 +106,6 @@ class _PodTraceIds(RandomIdGenerator):
 
 
 class Tracing:
-    """Spans of one service. Without an exporter, only contexts are passed on."""
-
     def __init__(
         self,
         service: str,
@@ -126,10 +123,8 @@ class Tracing:
     ) -> tuple[list[E], list[Span]]:
         """Begin one span per event that concerns a pod; return the events inside their spans.
 
-        `trace` of the returned events is the span's context, so spans of the events that follow are
-        its children. The first span is a child of the root; so is the span of a pod that waited,
-        with a link to the one before. Pods of one gang link to each other. Without a name, the span
-        is named after the event that is sent.
+        Spans of the events that follow are its children. The first span is a child of the root; so
+        is the span of a pod that waited, with a link to the one before.
         """
         if self.tracer is None:
             return list(events), []
@@ -174,7 +169,7 @@ class Tracing:
         return links
 
     def links_between(self, pods: Sequence[str]) -> dict[str, list[Link]]:
-        """Return, for each pod, links to the root spans of others, at most `MOST_LINKS`."""
+        """Return links to the root spans of other pods, at most `MOST_LINKS`."""
         names = list(dict.fromkeys(pods))
         roots = [Link(self._root_of(pod)) for pod in names]
         count = min(len(names) - 1, MOST_LINKS)
@@ -205,8 +200,8 @@ class Tracing:
     ) -> None:
         """Record a finished span below a pod's root, or the root itself.
 
-        Its ID follows from the pod's UID and its name; without a UID, it has a trace of its own.
-        `service` is the service that did the work, if not this one; notes are events in the span.
+        Its ID follows from the pod's UID and its name. `service` is the service that did the work,
+        if not this one; notes are events in the span.
         """
         if self.tracer is None:
             return
@@ -227,11 +222,7 @@ class Tracing:
     def record_after_start(
         self, name: str, facts: Mapping[str, AttributeValue], beneficiaries: Sequence[str] = ()
     ) -> None:
-        """Record that something was done to a pod that has started, now.
-
-        It links to the pod's root span, and to those of the pods for which it was done, at most
-        `MOST_LINKS`.
-        """
+        """Link to the root spans of the pod, and of the pods for which something was done to it."""
         if self.tracer is None:
             return
         links = [Link(self._root_of(pod)) for pod in beneficiaries[:MOST_LINKS]]
@@ -254,7 +245,6 @@ class Tracing:
         return self._of_others[service]
 
     def _root_of(self, pod: str) -> SpanContext:
-        """Return the context of a pod's root span, which may be recorded later."""
         if self.provider is None:
             raise AssertionError("spans are begun only while tracing is on")
         trace_id = int(trace_id_of(pod), 16)
@@ -312,7 +302,7 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 
 def exemplar_of(context: str) -> dict[str, str] | None:
-    """Return the labels of an exemplar that names the span, or None if it is not recorded."""
+    """Return None if the span is not recorded."""
     span = parse_traceparent(context)
     if span is None or not span.trace_flags.sampled:
         return None
@@ -322,7 +312,7 @@ def exemplar_of(context: str) -> dict[str, str] | None:
 class SpanFile(SpanProcessor):
     """Writes finished spans as JSON lines; the file is rotated to `.1` at 64 MiB.
 
-    A thread writes them `EXPORT_DELAY_MS` after the first one; none runs while there are none.
+    No thread runs while there are none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -343,7 +333,7 @@ class SpanFile(SpanProcessor):
             timer.start()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Append the spans that have ended; a failure is logged, and loses them."""
+        """A failure is logged, and loses the spans."""
         with self._writing:
             with self._adding:
                 spans, self._ended = self._ended, []
@@ -369,10 +359,8 @@ EXPORT_DELAY_MS = 500
 
 
 def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
-    """Set up tracing from the settings; spans are exported in the background.
+    """Set up tracing; what the settings leave open, the SDK's variables decide.
 
-    What the settings leave open, the variables of the OpenTelemetry SDK decide: endpoint, headers
-    and certificates of the OTLP exporter, sampler, batches, service name and resource attributes.
     https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
     """
     processors: list[SpanProcessor] = []
@@ -404,12 +392,12 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
 
 
 def _sampler(ratio: float) -> Sampler | None:
-    """Return the sampler of a ratio, or None for all spans: then the variables decide."""
+    """Return None for all spans: then the variables decide."""
     return ParentBased(TraceIdRatioBased(ratio)) if ratio < 1 else None
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return the exporter; without an endpoint, its variables decide where it sends to."""
+    """Without an endpoint, the variables decide."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - 0.1 s
 
     if not endpoint:
@@ -418,7 +406,6 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 def instance_of(service: str, settings: ServiceSettings) -> str:
-    """Return the name of this replica; in a container it contains the host name."""
     return settings.instance or f"{service}-{platform.node()}-{os.getpid()}"
 
 
@@ -426,10 +413,7 @@ EXTRAS = ("pod", "trace", "left_out")
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as JSON lines: time, level, service, text, and pod and trace if known.
-
-    `left_out` is how many lines of the same statement were not written before.
-    """
+    """`left_out` is how many lines of the same statement were not written before."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

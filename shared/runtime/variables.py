@@ -26,22 +26,18 @@ MAX_NUMBER = 1e9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueBounds:
     one_of: tuple[str, ...] = ()
-    """All values of a word, or of each word of a list, or empty for any."""
+    """Of a word, or of each word of a list; empty for any."""
     at_least: float = 0
     at_most: float = MAX_NUMBER
     address: bool = False
     schemes: tuple[str, ...] = ()
-    """Of URLs: the text is one or several of them, or empty."""
 
 
 UNBOUNDED = ValueBounds()
 
 
 def reader_of(hint: Any, bounds: ValueBounds = UNBOUNDED) -> Callable[[str], Any]:
-    """Return the function that parses text as a value of type `hint` within the bounds.
-
-    It raises ValueError with a text that continues `--flag 'value' `.
-    """
+    """Its ValueError has a text that continues `--flag 'value' `."""
     optional = False
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         optional = True
@@ -103,7 +99,7 @@ def _check_urls(text: str, schemes: Sequence[str]) -> None:
 
 
 def without_password(text: str) -> str:
-    """Return a value for a message: without the user and the password in a URL.
+    """Remove the user and the password in a URL.
 
     >>> without_password("redis://binder:s3cret@redis:6379/0")
     'redis://...@redis:6379/0'
@@ -126,7 +122,7 @@ def parse_address(text: str) -> tuple[str, int]:
 def parse_number(
     text: str, kind: type[int] | type[float], bounds: ValueBounds = UNBOUNDED
 ) -> float:
-    """Parse a finite number within the bounds, for `int` a whole one. Raises ValueError."""
+    """Parse a finite number within the bounds. Raises ValueError."""
     noun = "a whole number" if kind is int else "a number"
     allowed = f"must be {noun} from {bounds.at_least:g} to {bounds.at_most:g}"
     if bounds.at_most == MAX_NUMBER:
@@ -144,7 +140,7 @@ def parse_number(
 
 
 def parse_bool(text: str) -> bool:
-    """Parse a boolean in its usual spellings. Raises ValueError for others."""
+    """Raises ValueError for unusual spellings."""
     if text.lower() in TRUE:
         return True
     if text.lower() in FALSE:
@@ -165,8 +161,6 @@ PREFIX = "LEASEHOLD_"
 
 
 class VariableText(str):
-    """The default of an argument that has a variable: the variable's text, or one without it."""
-
     __slots__ = ("is_set", "variable")
     variable: str
     is_set: bool
@@ -184,7 +178,7 @@ class VariableText(str):
 def argument_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return the `type` of an argument, whose value `read` parses or refuses with ValueError.
 
-    An invalid variable raises RequestError with its name; argparse adds the name of a flag.
+    An invalid variable raises RequestError with its name.
     """
 
     def parse(text: str) -> Any:
@@ -207,23 +201,19 @@ def number_argument(
 
 
 def own_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the sorted names of variables `LEASEHOLD_...` that may be settings.
-
-    Kubernetes sets variables for each Service of the namespace; those of a Service `leasehold...`
-    are left out.
-    """
+    """Leave out those that Kubernetes sets for a Service `leasehold...`."""
     names = (name for name in environ if name.startswith(PREFIX))
     return sorted(name for name in names if not _is_of_service(name, environ))
 
 
 NEAR = 0.87
-"""How similar a misspelt name is: two letters exchanged in eight. No setting of others is."""
+"""Two letters exchanged in eight. No setting of others is so similar."""
 
 
 def check_variables(environ: Mapping[str, str], own: AbstractSet[str]) -> None:
     """Raise RequestError for a variable whose name is nearly that of a setting in `own`.
 
-    Other names may be settings of other components: all may be in one ConfigMap.
+    Others may be settings of other components: all may be in one ConfigMap.
     """
     words = [name.removeprefix(PREFIX) for name in sorted(own)]
     for name in own_variables(environ):
@@ -238,7 +228,7 @@ _OF_SERVICE = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_
 
 
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether Kubernetes sets the variable for a Service, which then has a SERVICE_HOST."""
+    """Kubernetes also sets a SERVICE_HOST for the Service."""
     match = _OF_SERVICE.fullmatch(name)
     return match is not None and f"{match[1]}_SERVICE_HOST" in environ
 

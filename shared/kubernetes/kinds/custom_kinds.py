@@ -1,7 +1,7 @@
 """Objects of our own kinds: their specs as Structs, and their OpenAPI schemas; pure.
 
-CustomResourceDefinitions are generated from the bounds of a Struct's fields and from its rules, so
-files obey what an API server accepts.
+CustomResourceDefinitions are generated from a Struct's bounds and rules, so files obey what an API
+server accepts.
 """
 
 import re
@@ -21,7 +21,6 @@ from shared.model.names import Namespace
 T = TypeVar("T")
 API_VERSION = "leasehold.dev/v1beta1"
 LONGEST_FAULT = 160
-"""Characters of a fault in a message: an unknown field may have any length."""
 _NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
@@ -38,14 +37,14 @@ class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which decoders report with the path, if a rule does not hold."""
+        """Decoders report a ValueError with the path."""
         for rule in self.rules:
             if not rule.holds(self):
                 raise ValueError(rule.message)
 
 
 class NamespaceObject(RuledStruct, frozen=True):
-    """An object for the namespace of its name; `*` in a file is for all others."""
+    """Named after its namespace; `*` in a file is for all others."""
 
     rules = (
         Rule(
@@ -89,10 +88,9 @@ def _status_of(item: RawObject) -> ObjectStatus:
 
 
 def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[Condition]:
-    """Return the conditions of an object: its spec is in force, or why not.
+    """`Ready` is what Helm, Flux and others wait for.
 
-    `Ready` is what Helm, Flux and others wait for. Conditions that the object has already keep
-    their time; others have `at`.
+    Conditions that the object has already keep their time; others have `at`.
     """
     status = "False" if fault else "True"
     before = _status_of(item).conditions
@@ -114,7 +112,7 @@ def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[
 
 @dataclass(slots=True)
 class LatestSpecs(Generic[T]):
-    """Objects of a kind, each with its last valid spec, and why its latest one is invalid."""
+    """Each object's last valid spec counts."""
 
     parse: Callable[[Namespace, object], T]
     items: dict[Namespace, RawObject] = field(default_factory=dict)
@@ -123,7 +121,7 @@ class LatestSpecs(Generic[T]):
     problems: dict[Namespace, str] = field(default_factory=dict)
 
     def apply(self, item: RawObject) -> str:
-        """Add a version of an object, and return why it is invalid, or "".
+        """Return why the version is invalid, or "".
 
         Before there is a valid version, the spec in its status counts, as of before a restart.
         """
@@ -150,7 +148,7 @@ class LatestSpecs(Generic[T]):
 def by_namespace(
     items: Iterable[object], kind: str, parse_spec: Callable[[Namespace, object], T]
 ) -> dict[Namespace, T]:
-    """Parse objects of one kind. Raises RequestError for another kind or a repeated name."""
+    """Raises RequestError for another kind or a repeated name."""
     specs: dict[Namespace, T] = {}
     for item in items:
         name, spec = _named_spec(item, kind)
@@ -194,7 +192,7 @@ def _valid(kind: object, path: str, fault: str) -> str:
 
 
 def structural_schema(kind: object) -> dict[str, Any]:
-    """Return the schema of a Struct for a CustomResourceDefinition.
+    """Return the schema for a CustomResourceDefinition.
 
     https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
     """

@@ -31,19 +31,19 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
 
     def of(self, model: str) -> Fraction | None:
-        """Return the price by the longest name in the model, or None."""
+        """Return the price by the longest name in the model."""
         price = self.models.get(longest_name_in(model, self.models) or "*")
         return None if price is None else Fraction(price)
 
     def refusal(self, currency: str) -> str:
-        """Return why a budget in this currency cannot be charged, or ""."""
+        """Return "" if budgets in this currency can be charged."""
         if self.currency != currency:
             return f"there are no prices in {currency}, but in {self.currency or 'no currency'}"
         return "" if "*" in self.models else "no price of * applies to models without a price"
 
 
 def load_prices(path: Path) -> Prices:
-    """Load a YAML file. Raises RequestError with what is wrong with it."""
+    """Raises RequestError."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -67,7 +67,7 @@ def load_prices(path: Path) -> Prices:
 
 @dataclass(slots=True)
 class PriceFile:
-    """The file is read for each report; the last valid prices stay in force."""
+    """The last valid prices stay in force."""
 
     path: Path | None = None
     prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))

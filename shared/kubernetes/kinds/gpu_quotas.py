@@ -24,7 +24,6 @@ LABEL_KEY = (
     "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
 Count = Annotated[int, Meta(ge=0, le=MOST // 10, extra_json_schema={"format": "int64"})]
-"""Ten times as many can be counted."""
 Memory = Annotated[
     int | str,
     Meta(
@@ -114,7 +113,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
 
 
 def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, ...]:
-    """Return a quota per namespace, from the first source that has one."""
+    """Return the first quota of each namespace."""
     quotas: dict[Namespace, Quota] = {}
     for source in sources:
         for name, quota in source.items():
@@ -137,7 +136,7 @@ def _run_s(text: str | None) -> int | None:
 
 
 def _mib(memory: int | str) -> int | None:
-    """Return a quantity in MiB, or None if it is positive and below 1 MiB."""
+    """Return None if it is positive and below 1 MiB."""
     text = str(memory)
     if len(text) > LONGEST or not re.search(QUANTITY, text):
         raise ValueError(f"maxMemory: {text!r} is not a Kubernetes quantity such as 80Gi")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 def load_objects(
     path: Path, kind: str, parse_spec: Callable[[Namespace, object], T]
 ) -> dict[Namespace, T]:
-    """Parse a file's objects of one kind. Raises RequestError with the file and its error."""
+    """Raises RequestError with the file and its error."""
     try:
         return by_namespace(load_documents(path.read_text("utf-8")), kind, parse_spec)
     except OSError as error:

@@ -45,7 +45,7 @@ GRANT_TTL_S = 30 * 86_400
 
 @dataclass(slots=True)
 class AccountWrite:
-    """One atomic write: guards, which must be unchanged since they were read, and commands."""
+    """Guards must be unchanged since they were read."""
 
     guards: list[Sequence[str]] = field(default_factory=list)
     """Key of a hash, field, and value as it was read."""
@@ -56,8 +56,6 @@ class AccountWrite:
 
 
 class AccountKeys:
-    """The keys of accounts, beside those of the ledger of leases with this prefix."""
-
     def __init__(self, ledger_prefix: str) -> None:
         self.tenures = f"{ledger_prefix}tenures"
         self.prefix = prefix = f"{ledger_prefix.removesuffix(':')}-budget:"
@@ -76,7 +74,6 @@ class AccountKeys:
 def journal_write(
     keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange]
 ) -> AccountWrite:
-    """Write the changes that follow from entries of the journal, and move the cursor."""
     write = AccountWrite()
     for change in changes:
         name = change.namespace
@@ -126,7 +123,6 @@ def _entry_order(entry_id: str) -> tuple[int, int]:
 def update_write(
     keys: AccountKeys, update: AccountUpdate, *, kept_since_ms: int | None
 ) -> AccountWrite:
-    """Write one step of an account; delete entries and closed windows before `kept_since_ms`."""
     name = update.namespace
     write = AccountWrite(
         guards=[_revision_guard(keys, name, update.revision)],
@@ -198,13 +194,12 @@ def decode_window(stored: str) -> BudgetWindow:
 
 
 def decode_charge_entry(id_: str, stored: str) -> ChargeEntry:
-    """Decode an entry of the stream, whose ID is its instant."""
+    """The ID is the entry's instant."""
     entry = msgspec.json.decode(stored, type=ChargeEntry)
     return structs.replace(entry, id=id_, ts_ms=instant_of(id_))
 
 
 def instant_of(entry_id: str) -> int:
-    """Return the instant in ms of a stream entry's ID."""
     return int(entry_id.partition("-")[0])
 
 

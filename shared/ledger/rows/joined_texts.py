@@ -1,7 +1,6 @@
 """Texts that the ledger joins with separators, escaped so that no separator occurs in them; pure.
 
-Anti-affinity groups and names of resources are joined with line feeds, gangs and pods with `|`. An
-escaped text is not empty; two texts are equal if and only if their escaped ones are.
+Two texts are equal if and only if their escaped ones are.
 """
 
 from collections.abc import Iterable
@@ -11,7 +10,6 @@ _EMPTY = "\\e"
 
 
 def escaped(text: str) -> str:
-    """Return a text without separators; usually the text itself."""
     return text.translate(_ESCAPES) or _EMPTY
 
 
@@ -30,7 +28,6 @@ def _unescaped_part(part: str) -> str:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Return texts, each but the last before a line feed."""
     return "\n".join(map(escaped, texts))
 
 

@@ -42,7 +42,6 @@ _GRANT_BYTES = 12
 _NUMBERS_BYTES = 80
 """At most, of `NumbersRecord` without grants."""
 _UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, *UNDECODABLE)
-"""Raised for numbers and texts beyond their bounds."""
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -58,20 +57,19 @@ _requested = attrgetter(*_REQUESTED)
 
 
 def text(value: Any) -> str:
-    """Return JSON text that is the same for equal values."""
+    """Return the same text for equal values."""
     return _encode_json(value).decode()
 
 
 def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
-    """Return the bounds of the pieces when they are joined, and the whole."""
     return list(accumulate(map(len, pieces), initial=0)), b"".join(pieces)
 
 
 def demand_of(node: NodeName, shares: Sequence[Share]) -> DemandRecord:
     """Return what shares take of a node's devices, and which of its new slots each share gets.
 
-    An init container uses the slot that the pod's next container on the device uses after it, as
-    the kubelet gives its device IDs to the next container.
+    An init container uses the slot of the pod's next container on the device, as the kubelet gives
+    its device IDs to that one.
     """
     if len(shares) == 1 and shares[0].mig is None:  # the usual case, without intermediate objects
         [share] = shares
@@ -128,7 +126,7 @@ def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
 
 
 def _request_of(of: LeaseRequest, texts: dict[tuple[tuple[str, int], ...], str]) -> RequestRecord:
-    """Return what functions read of a request. `texts` caches the resources of other leases."""
+    """`texts` caches the resources of other leases."""
     resources = tuple(of.resources.items())
     resources_text = texts.get(resources)
     if resources_text is None:
@@ -160,8 +158,7 @@ def encode_reservation(
 ) -> list[bytes] | TooLarge:
     """Pack a lease for the first candidate, without numbers, then demand and shares for others.
 
-    Without candidates it is request and description alone. Returns TooLarge if a lease would have
-    more than the ledger stores.
+    Returns TooLarge if a lease would have more than the ledger stores.
     """
     try:
         request = _pack(_request_of(wanted, texts))
@@ -185,7 +182,7 @@ def encode_reservation(
 
 
 def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | None:
-    """Pack required anti-affinity: whether it may concern any node or pod, and the terms."""
+    """Return whether terms may concern any node or pod, and the terms."""
     if not terms:
         return None
     is_wide = any(term.all_namespaces or term.topology_key != HOSTNAME for term in terms)
@@ -199,7 +196,6 @@ def _check_lease(size: int) -> None:
 def new_lease(
     wanted: Reservation, number: int, numbers: Iterator[int], now: float, expires_at: float
 ) -> Lease:
-    """Return the lease of candidate `number`, from its version, slots and fences."""
     candidate = wanted.candidates[number - 1]
     version = next(numbers)
     return Lease(
@@ -213,7 +209,6 @@ def new_lease(
 
 
 def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...]:
-    """Return shares with the slots and fences that `grants` has in turn."""
     return tuple(
         structs.replace(share, slot=None if slot == NO_SLOT else slot, fence=fence)
         for share, slot, fence in zip(shares, grants, grants, strict=False)
@@ -223,7 +218,6 @@ def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...
 def encode_leases(
     leases: Iterable[Lease],
 ) -> tuple[list[Lease], list[bytes], list[tuple[Lease, str]]]:
-    """Pack leases; return those that can be stored, packed, and the others with the reasons."""
     packed = []
     values = []
     refused = []
@@ -243,7 +237,6 @@ def _reason(error: Exception) -> str:
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Pack a lease. Raises an error of `_UNENCODABLE` if a part is beyond its bounds."""
     numbers = NumbersRecord(
         state=lease.state,
         version=lease.version,

@@ -157,7 +157,7 @@ def as_device(row: Sequence[Any]) -> DeviceRecord:
 def decode_node_rows(
     rows: Iterable[NodeRowRecord], leases: Iterator[bytes]
 ) -> Iterator[NodeTotals]:
-    """Decode rows of `read_nodes.lua` with their leases; what cannot be read is left out."""
+    """Leave out what cannot be read."""
     return readable(
         lambda of_node: _decode_node_totals(*of_node),
         ((row, list(islice(leases, row.lease_count))) for row in rows),
@@ -191,7 +191,6 @@ def _decode_node_totals(row: NodeRowRecord, leases: Iterable[bytes]) -> NodeTota
 
 
 def is_known(row: NodeRowRecord) -> bool:
-    """Return whether the API server has the node in this row of `read_nodes.lua`."""
     return bool(row.facts)
 
 
@@ -227,7 +226,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 
 
 def _facts_with(stored: str, repelling: str) -> NodeFacts:
-    """Decode facts; `repelling` pods count like those that the watcher has reported."""
+    """`repelling` pods count like those that the watcher has reported."""
     facts = _decode_facts(stored)
     terms = set(chain.from_iterable(_decode_terms(repelling)))
     if not terms:
@@ -238,7 +237,7 @@ def _facts_with(stored: str, repelling: str) -> NodeFacts:
 def _ledger_node(
     facts: NodeFacts, use: NodeUse, devices: str, served: str, records: Iterable[DeviceRecord]
 ) -> LedgerNode:
-    """Build a node; a device that leases hold and that is not reported any more is unhealthy."""
+    """A device that leases hold and that is not reported any more is unhealthy."""
     reported = {device.uuid: device for device in _decode_devices(devices)}
     resources = _decode_served(served)
     if not isinstance(resources, _Served):

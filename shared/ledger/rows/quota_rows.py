@@ -41,7 +41,6 @@ def quota_row(quota: Quota) -> QuotaRowRecord:
 
 
 def as_excess(record: ExcessRecord) -> QuotaExcess:
-    """Return which limit was exceeded."""
     return QuotaExcess(**structs.asdict(record))
 
 
@@ -56,7 +55,7 @@ def decode_quota_totals(
 
 
 def _decoded(flat: Sequence[bytes], decode: Callable[[Any, bytes], T]) -> Iterator[T]:
-    """Decode pairs of names and values; what cannot be read is left out."""
+    """Leave out what cannot be read."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return readable(lambda pair: decode(pair[0].decode(), pair[1]), pairs)
 

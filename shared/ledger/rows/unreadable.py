@@ -20,14 +20,13 @@ UNREADABLE = (
     AttributeError,
     OverflowError,
 )
-"""Raised when arbitrary bytes are decoded."""
 
 _SIZE = struct.Struct("<I")
 _decode_lengths = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
-    """Decode values, and leave out those that cannot be decoded."""
+    """Leave out values that cannot be decoded."""
     for value in values:
         try:
             decoded = decode(value)
@@ -37,7 +36,7 @@ def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
 
 
 def cut(values: bytes) -> Iterator[bytes]:
-    """Cut joined values, which come after the size of an array of their lengths, and the array."""
+    """The lengths come first, in an array, after its size."""
     if not values:
         return
     [size] = _SIZE.unpack_from(values)

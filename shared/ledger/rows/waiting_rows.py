@@ -26,8 +26,7 @@ _LATEST_S = 9_999_999_999.0
 def group_of(request: PodRequest) -> str:
     """Name the group of pods for which a node needs the same room at least.
 
-    The container that requests most decides; the others matter only to the placer. Written as
-    `gpus:units:percent:cores:sharing:slotted:mib:slots`.
+    `gpus:units:percent:cores:sharing:slotted:mib:slots` of the container that requests most.
     """
     needs = [_need(container) for container in request.containers if not container.init]
     if not needs:
@@ -37,7 +36,7 @@ def group_of(request: PodRequest) -> str:
 
 
 def order_of(queued: PodQueued) -> str:
-    """Return a sort key of fixed length: highest priority first, then oldest."""
+    """Return a key of fixed length that sorts the highest priority first, then the oldest."""
     created_at = min(max(0.0, queued.created_at), _LATEST_S)
     return f"{rank_of(queued.request.priority)}:{created_at:014.3f}"
 
@@ -53,7 +52,7 @@ def rank_of(priority: int) -> str:
 
 
 def waiting_row(waiting: WaitingPod) -> WaitingRowRecord:
-    """Return a waiting pod as functions take it. Raises RequestError if it is too large."""
+    """Raises RequestError if the waiting pod is too large."""
     record = text((waiting.queued, waiting.refusal))
     check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
     return WaitingRowRecord(
@@ -95,7 +94,7 @@ def decode_queued(record: str) -> PodQueued:
 
 
 def _group(waiting: WaitingPod) -> str:
-    """Name the group; pods that a quota keeps waiting have groups of their own by namespace."""
+    """Pods that a quota keeps waiting have groups of their own by namespace."""
     by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
         return f"q:{by_need}|{waiting.refusal.quota}"

@@ -34,7 +34,6 @@ def rate_at(leases: Iterable[ChargedLease], at_ms: int) -> int:
 
 
 def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
-    """Return an account's balance at an instant, including the time that is not charged yet."""
     window = account.windows[-1]
     end = at_ms if window.end_ms is None else min(at_ms, window.end_ms)
     window_used = window.used_units + sum(uncharged_units(lease, end) for lease in account.leases)
@@ -75,7 +74,6 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
 def _used_and_allowed(
     account: Account, budget: Budget, window_used: int, at_ms: int
 ) -> tuple[int, int | None]:
-    """Return the units used and allowed; a sliding policy adds its earlier windows."""
     allowed = account.windows[-1].allowed_units
     if budget.policy.type is not PolicyType.SLIDING:
         return window_used, allowed
@@ -87,7 +85,6 @@ def _used_and_allowed(
 
 
 def _state_before(account: Account, budget: Budget) -> BudgetState:
-    """Return the previous state; a new calendar window starts with OK."""
     return account.state.state if _state_continues(account, budget) else BudgetState.OK
 
 
@@ -97,7 +94,6 @@ def _state_continues(account: Account, budget: Budget) -> bool:
 
 
 def _exhausted_before(account: Account, budget: Budget, remaining: int | None) -> int:
-    """Return when an exhausted budget was exhausted, as stored, or 0."""
     if remaining is None or remaining > 0 or not _state_continues(account, budget):
         return 0
     return account.state.exhausted_ms
@@ -112,7 +108,7 @@ def next_state(
     remaining: int | None,
     rate: int,
 ) -> BudgetState:
-    """Return the next state; a namespace is back in budget only above the hysteresis."""
+    """A namespace is back in budget only above the hysteresis."""
     if remaining is None:
         return BudgetState.OK
     if budget.debt_limit_units is not None and remaining <= min(-budget.debt_limit_units, 0):
@@ -127,11 +123,7 @@ def next_state(
 
 
 def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
-    """Return the units that must remain before an exhausted budget counts as refilled.
-
-    The default is 5 % of the limit or ten minutes at the current rate, whichever is more. It is at
-    most half of the limit, so that a heavy user can get back in budget.
-    """
+    """Return at most half of the limit, so that a heavy user can get back in budget."""
     if budget.hysteresis_units is not None:
         return max(1, budget.hysteresis_units)
     limit = budget.limit_units or 0
@@ -174,8 +166,7 @@ def level_at(
 ) -> int:
     """Return the level of a bucket at an instant, in units times HOUR_MS to avoid rounding.
 
-    Between two changes of the rate the level is linear, and it stops rising at the limit. A grant
-    above the limit remains until it is used.
+    It stops rising at the limit. A grant above the limit remains until it is used.
     """
     leases = tuple(leases)
     late = sum(uncharged_units(lease, window.level_ms) for lease in leases)
@@ -198,7 +189,6 @@ def level_at(
 
 
 def _advance_level(level: int, full: int, *, refill: int, used: int) -> int:
-    """Advance a level over a time with a constant rate; above the limit nothing is refilled."""
     if level <= full:
         return min(full, level + refill - used)
     if level - used >= full:

@@ -1,8 +1,7 @@
 """Budgets of GPU time: limits, accounts, charges and states; pure.
 
-Amounts are integers of milli-GPU-milliseconds (`_units`): half a device held for a second is
-500,000. Instants are milliseconds since 1970 by the ledger's own clock (`_ms`). Nothing is rounded
-before a report is written.
+Amounts are milli-GPU-milliseconds (`_units`): half a device held for a second is 500,000. Instants
+are Unix milliseconds by the ledger's clock (`_ms`).
 """
 
 from collections.abc import Mapping
@@ -50,10 +49,7 @@ def amount(units: int, currency: str) -> str:
 
 
 class WeightMode(StrEnum):
-    """How a device's cores and memory become one weight."""
-
     DOMINANT = "dominant"
-    """The larger of the two."""
     SUM = "sum"
     """The average of the two."""
     CORE = "core"
@@ -64,11 +60,9 @@ class PolicyType(StrEnum):
     FIXED = "fixed"
     """Calendar periods; usage starts at 0 in each."""
     SLIDING = "sliding"
-    """A sliding window of `length_ms`, in buckets of `bucket_ms`."""
     BUCKET = "bucket"
-    """A token bucket that is refilled at a constant rate up to the limit."""
+    """A token bucket, refilled at a constant rate up to the limit."""
     NONE = "none"
-    """No period; only grants add to it."""
 
 
 class Period(StrEnum):
@@ -84,7 +78,6 @@ class BudgetState(StrEnum):
     EXHAUSTED = "exhausted"
     OVERDRAWN = "overdrawn"
     INVALID = "invalid"
-    """No version of the configured budget could be read."""
 
 
 class LeaseClass(StrEnum):
@@ -99,7 +92,6 @@ class OnExhausted(StrEnum):
     QUEUE = "queue"
     DENY = "deny"
     EVICT = "evict"
-    """Running pods are evicted after the grace period."""
 
 
 class AccountRecord(
@@ -110,7 +102,7 @@ class AccountRecord(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """A record of a budget account, stored as JSON without the fields that have their defaults."""
+    pass
 
 
 class BudgetPolicy(AccountRecord, frozen=True):
@@ -133,27 +125,23 @@ class Budget(AccountRecord, frozen=True):
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: Percent | None = None
-    """What a share without a core limit counts as, per device, or None for as much as its
-    memory."""
+    """Of a share without a core limit, per device; None for as much as its memory."""
     warn_at: Annotated[tuple[Percent, ...], Meta(max_length=MOST_ENTRIES)] = (80, 95)
     debt_limit_units: Units | None = None
     """None if the state is never overdrawn."""
     on_exhausted: OnExhausted = OnExhausted.DEMOTE
     grace_minutes: Amount = 10
-    """From exhaustion to eviction."""
     evict_on_debt: bool = False
     debt_grace_minutes: Amount = 10
     hysteresis_units: Units | None = None
     share: Amount = 1
     problem: MessageText = ""
-    """Why the last valid version of the configured budget counts, and not the latest; or empty."""
+    """Why an earlier version of the configured budget counts."""
     unreadable: bool = False
     """There is no valid version: new pods wait until there is one, and running pods stay."""
 
 
 class ChargedLease(AccountRecord, frozen=True):
-    """A lease as its budget is charged for it."""
-
     id: LongText
     pod: PodUid
     name: NameText
@@ -164,13 +152,10 @@ class ChargedLease(AccountRecord, frozen=True):
     ended_ms: Amount | None = None
     model: ModelText = ""
     cores_milli: Amount = 0
-    """In thousandths of a device."""
     memory_mib: Amount = 0
 
 
 class BudgetWindow(AccountRecord, frozen=True):
-    """One period of a namespace. A closed window never changes."""
-
     id: LongText
     start_ms: Amount
     end_ms: Amount | None = None
@@ -197,8 +182,6 @@ class BudgetWindow(AccountRecord, frozen=True):
 
 
 class ChargeEntry(AccountRecord, frozen=True):
-    """The store adds its ID and time."""
-
     window: LongText
     kind: ShortText
     """charge, grant, rollover, adjust or close."""
@@ -224,22 +207,18 @@ class StoredBudgetState(AccountRecord, frozen=True):
     since_ms: Amount = 0
     window: LongText = ""
     shape: LongText = ""
-    """The part of the policy that determines windows. While it is equal, the open window goes
-    on."""
+    """The part of the policy that determines windows; the open window goes on while it is equal."""
     restored_ms: Amount = 0
-    """When the account was restored from a copy that covers the time before, or 0."""
+    """When the account was restored from a copy, or 0."""
     exhausted_ms: Amount = 0
     """When the last remaining units were used; 0 while there are some."""
 
 
 FIRST_STATE = StoredBudgetState()
-"""Of an account that nothing has been charged to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The stored account of a namespace, at `revision`."""
-
     namespace: Namespace
     revision: int = 0
     leases: tuple[ChargedLease, ...] = ()
@@ -247,7 +226,6 @@ class Account:
     """By start; the last one is open. Earlier ones are kept for sliding policies."""
     state: StoredBudgetState = FIRST_STATE
     budget: Budget | None = None
-    """As of the last update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,19 +236,16 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
-    """One atomic update of an account; the store refuses any other revision."""
+    """The store refuses any other revision."""
 
     namespace: Namespace
     revision: int
     windows: tuple[BudgetWindow, ...] = ()
-    """By start time."""
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Until when each lease is charged now."""
     ended: Mapping[str, int] = field(default_factory=dict)
-    """When leases ended that are fully charged."""
+    """When, by lease that is fully charged."""
     entries: tuple[ChargeEntry, ...] = ()
     state: StoredBudgetState | None = None
-    """None to leave it."""
     budget: Budget | None = None
     """None to leave it."""
     grant_key: str = ""
@@ -279,8 +254,6 @@ class AccountUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The balance at one time, including time that is not charged yet."""
-
     namespace: Namespace
     at_ms: int
     window: BudgetWindow
@@ -294,15 +267,12 @@ class Balance:
     current_rate_milli_gpu: int
     leases: int
     exhausted_at_ms: int | None = None
-    """When the budget was exhausted, or will be at the current rate; None if not foreseeable."""
     problem: str = ""
     currency: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """Leases that changed at the same time."""
-
     at_ms: int
     kind: str
     """`held`, `restored` or `ended`."""
@@ -311,14 +281,13 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """Changes of leases that the accounts have not applied yet."""
+    """Changes that the accounts have not applied yet."""
 
     generation: str
     known_generation: str
-    """Of the ledger that was applied last; or empty."""
     cursor: str
     lost: bool
-    """Whether entries after the cursor were trimmed before they were applied."""
+    """Entries after the cursor were trimmed before they were applied."""
     entries: tuple[JournalEntry, ...]
     last: str
     horizon_ms: int | None
@@ -329,7 +298,6 @@ class Journal:
 class AccountChange:
     namespace: Namespace
     held: tuple[ChargedLease, ...] = ()
-    """Leases to charge; those that are charged already stay unchanged."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
     """Nothing is written to an account of any other."""

@@ -9,7 +9,7 @@ from shared.model.requests.request import SharingPolicy
 
 
 def charge_of(shares: Iterable[Share], memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
-    """Return the usage by a lease's shares, given the memory of each device; 0 or none: unknown."""
+    """A device without memory in `memory_mib` is unknown."""
     cores = 0
     milli = 0
     memory = 0

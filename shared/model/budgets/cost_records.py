@@ -1,7 +1,7 @@
 """What every GPU was used for, hour by hour; pure.
 
-Amounts are integers of milli-GPU-milliseconds, or fractions in a part of an hour. The five uses add
-up exactly to the milliseconds of all devices, times 1000.
+Amounts are milli-GPU-milliseconds. The five uses add up to the milliseconds of all devices, times
+1000.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,33 +14,27 @@ from shared.model.budgets.budget import HOUR_MS
 from shared.model.names import Namespace
 
 USES = ("used", "unmeasured", "idle", "stranded", "unleased")
-"""Leased and used, leased and not measured, leased and idle; free, and too little for any share
-that was leased within a week; free."""
+"""The first three are leased. Stranded is free, but too little for any share that was leased within
+a week."""
 USED, UNMEASURED, IDLE, STRANDED, UNLEASED = range(5)
 FREE = Namespace("")
-"""Has the amounts that no namespace has leased."""
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
 MOST_MODELS = 64
-"""In one hour or report: agents report the names of models, and may change them."""
+"""Agents report models, and may change them."""
 OTHER_MODELS = "other models"
 Sums = dict[tuple[Namespace, str], list[Fraction | int]]
-"""By namespace and model of the device, an amount for each use."""
+"""By namespace and model, an amount for each use."""
 
 
 class CostHour(msgspec.Struct, array_like=True):
-    """What is recorded of an hour, or of the part of it that has passed."""
-
     from_ms: int
     to_ms: int
     recorded_ms: int
-    """Less than between the two instants if the journal was lost in between."""
     device_ms: dict[str, int] = msgspec.field(default_factory=dict)
-    """By model."""
     sums: dict[Namespace, dict[str, list[int]]] = msgspec.field(default_factory=dict)
 
     def add_device(self, model: str, passed_ms: int) -> str:
-        """Add the time of a device; return the model that it counts as."""
         counted = counted_model(model, self.device_ms)
         self.device_ms[counted] = self.device_ms.get(counted, 0) + passed_ms
         return counted
@@ -67,22 +61,16 @@ class CostHour(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostMark:
-    """Until when costs are recorded, and what was recorded with it."""
-
     at_ms: int = 0
-    """0 if nothing is recorded yet."""
+    """Costs are recorded until then; 0 if none are."""
     sizes: str = ""
-    """Sizes of the shares of the last week, as JSON."""
     hours: Mapping[int, CostHour] = field(default_factory=dict)
-    """By beginning."""
     expired: Iterable[int] = ()
-    """Beginnings of the hours to delete."""
     journal_cursor: str = "0-0"
-    """The last entry of the journal that the accounts have taken over."""
 
 
 def counted_model(model: str, counted: Collection[str]) -> str:
-    """Return the model's name, or the name for others if it is new and there are many already."""
+    """Return the model's name, or the name for others beyond `MOST_MODELS`."""
     return model if model in counted or len(counted) < MOST_MODELS else OTHER_MODELS
 
 
@@ -97,10 +85,7 @@ def add_up(
     *,
     shown: Callable[[Namespace], Namespace] = lambda name: name,
 ) -> tuple[Sums, dict[str, Fraction | int], Fraction | int]:
-    """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
-
-    An hour's amounts count as spread evenly in it.
-    """
+    """Return the amounts, the capacity by model, and the recorded milliseconds of an interval."""
     sums: Sums = {}
     capacity: dict[str, Fraction | int] = {}
     recorded: Fraction | int = 0
@@ -151,5 +136,4 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     """Why the latest prices are not in force."""
     capacity_units: dict[str, str]
-    """By model; the units of the lines add up to them."""
     lines: tuple[CostLine, ...]

@@ -1,8 +1,7 @@
 """Fair share: the order of waiting pods among namespaces; pure.
 
-Namespaces with budget left come first, then the higher priority, then the namespace that holds the
-smallest dominant part of all healthy devices, divided by its share of the cluster (dominant
-resource fairness with weights), then the oldest pod.
+Namespaces with budget left come first, then the higher priority, then the namespace with the
+smallest weighted dominant share (dominant resource fairness), then the oldest pod.
 """
 
 import heapq
@@ -40,12 +39,10 @@ class Entitlement:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShare:
     total: GpuAmount = GpuAmount()
-    """Of all healthy devices."""
     used: Mapping[Namespace, GpuAmount] = field(default_factory=dict)
     entitlements: Mapping[Namespace, Entitlement] = field(default_factory=dict)
 
     def entitlement_of(self, namespace: Namespace) -> Entitlement:
-        """By default a namespace has budget and weight 1."""
         return self.entitlements.get(namespace, Entitlement())
 
     def dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
@@ -89,8 +86,7 @@ def fair_share_of(
 def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQueued]:
     """Return waiting pods in the order in which freed capacity is offered to them.
 
-    After each one, its request counts as used by its namespace. For example, of two namespaces that
-    hold nothing and have two pods each, the pods alternate.
+    A pod's request then counts as used: the pods of two namespaces alternate.
     """
     queues: dict[Namespace, list[PodQueued]] = {}
     for pod in queued:
@@ -120,7 +116,6 @@ def fair_queue(waiting: Iterable[WaitingPod], fair_share: FairShare) -> list[Wai
 
 
 def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare) -> str:
-    """Return why a waiting pod comes before another one."""
     own = fair_share.entitlement_of(first.namespace)
     other = fair_share.entitlement_of(second.namespace)
     if own.has_budget != other.has_budget:
@@ -141,7 +136,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
 
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
-    """Return the approximate amount; the exact one is known after placement."""
+    """Return an approximation; the exact amount is known after placement."""
     amounts = [_requested_amount(container, total) for container in request.containers]
     return max(
         amounts, key=lambda amount: (amount.cores_percent, amount.memory_mib), default=GpuAmount()

@@ -1,9 +1,8 @@
 """Quotas: the most that the live leases of a namespace may hold at one time; pure.
 
-A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
-larger of its parts of cores and memory, as budgets weigh it; a share without cores of its own
-counts as much of them as of the memory), with its MiB, and with the device as a card: two leases on
-one card hold one. The ledger counts the same way (`functions/common/quota.lua`).
+Per device, a lease counts with thousandths of its cores and of the device (the larger of its parts
+of cores and memory), with its MiB, and with the device as a card: two leases on one card hold one.
+The ledger counts the same way (`functions/common/quota.lua`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,15 +22,12 @@ from shared.model.bounds import (
 from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
-"""The quota of namespaces without one of their own."""
+"""Of namespaces without a quota of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Each None if there is none."""
-
     cores_milli: Amount | None = None
-    """In thousandths of a device."""
     milli_gpu: Amount | None = None
     memory_mib: Amount | None = None
     cards: Amount | None = None
@@ -43,10 +39,9 @@ class Quota:
     limits: QuotaLimits = QuotaLimits()
     models: Annotated[tuple[tuple[LongText, QuotaLimits], ...], Meta(max_length=MOST_ENTRIES)] = ()
     only_models: bool = False
-    """The namespace may not use devices of other models."""
     model_label: KeyText = ""
-    """The node label whose value is the model's name; empty if the device's own name contains it,
-    whatever the letter case."""
+    """The node label with the model's name; empty if the device's own name contains it, in any
+    letter case."""
     pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Only nodes whose `pool_label` has one of these values, unless it is empty."""
     pool_label: KeyText = ""
@@ -58,27 +53,23 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaExcess:
-    """Why a quota refused one candidate."""
-
     measure: ShortText
     """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed;
-    `runTime`: the pod may run for longer, in seconds, than the quota allows."""
+    `runTime`, in seconds."""
     model: LongText = ""
     """Empty for all devices together."""
     limit: Amount = 0
     used: Amount = 0
-    """By leases, and by other pods of the gang that are reserved for together."""
     requested: Amount = 0
     by_gang: Amount = 0
     """The part of `used` that is for other pods of the gang."""
     label: KeyText = ""
-    """The node label that names the pool, or the model; empty if devices' own names do."""
+    """Empty if devices' own names are compared."""
     values: tuple[LongText, ...] = ()
     """Of `pool` and `model`, what is allowed. Of all `cards`, the devices that are held."""
 
     @property
     def names_places(self) -> bool:
-        """Return whether the pod is within the quota on other nodes, or other models."""
         return bool(self.model) or self.measure in {"pool", "model"}
 
 

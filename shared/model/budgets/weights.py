@@ -1,4 +1,4 @@
-"""The weight of a lease: how much of its GPUs it has, from the shares of cores and memory; pure."""
+"""The weight of a lease: how much of its GPUs it has; pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +27,9 @@ class LeaseWeight:
 
 
 def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal]) -> LeaseWeight:
-    """Weigh a lease, exactly, by what it records: also once its devices are gone.
+    """Weigh a lease by what it records: also once its devices are gone.
 
-    The shares of a device's cores and memory become one weight per device; their sum, each times
-    its model's factor, is rounded up once. A factor applies to devices whose model contains its
-    name, in any letter case; the longest such name counts. Of each device, the most that the pod's
-    containers use at one time counts.
+    The sum of the weights per device, each times its model's factor, is rounded up once.
     """
     devices = shares_by_device(lease)
     total = Fraction(0)
@@ -66,8 +63,6 @@ def milli_gpu(shares: list[Share]) -> int:
 
 
 class HeldPart(Protocol):
-    """A share, as the ledger or the API has it."""
-
     @property
     def memory_mib(self) -> int: ...
     @property
@@ -81,7 +76,6 @@ class HeldPart(Protocol):
 
 
 def milli_gpu_of(shares: Iterable[HeldPart]) -> int:
-    """Return the same for a pod's shares of a device as the API shows them."""
     parts = tuple(shares)
     memory = peak(
         [(Fraction(part.memory_mib, max(part.device_mib, 1)), part.init) for part in parts],
@@ -93,10 +87,7 @@ def milli_gpu_of(shares: Iterable[HeldPart]) -> int:
 
 
 def gpus_of_share(lease: Lease, share: Share) -> float:
-    """Return a container's part of what its pod has of a device: all of them are the pod's weight.
-
-    Init containers have none of it beside others, which take what these have used.
-    """
+    """The parts add up to the pod's weight. Init containers have none beside others."""
     together = [other for other in lease.shares if other.device == share.device]
     running = [other for other in together if not other.init] or together
     if share not in running:
@@ -115,7 +106,7 @@ def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:
 
 
 def _memory(share: Share) -> Fraction:
-    """Return the part of the device's memory; all of it if the lease was restored without that."""
+    """Return all of it if the lease was restored without the device's memory."""
     return Fraction(share.memory_mib, share.device_mib) if share.device_mib > 0 else WHOLE
 
 

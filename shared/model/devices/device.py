@@ -47,7 +47,6 @@ from shared.model.requests.request import GpuRequest, SharingPolicy
 LABEL_LENGTH = 63
 MOST_XIDS = 16
 UNNAMED = DeviceUuid("")
-"""Of a GPU that the driver has not initialised, and so cannot name."""
 NO_RESPONSE_CODE = "NoResponse"
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
@@ -60,11 +59,10 @@ class DeviceMode(StrEnum):
     HAMI_CORE = "hami-core"
     MIG = "mig"
     REPLICAS = "replicas"
-    """Into equal parts, of which pods request a number only."""
 
 
 POD_MODES = (DeviceMode.HAMI_CORE, DeviceMode.MIG)
-"""Of devices with amounts: what pods and settings may name."""
+"""What pods and settings may name."""
 
 
 class Isolation(StrEnum):
@@ -72,7 +70,6 @@ class Isolation(StrEnum):
 
     SHARED = "shared"
     STRICT = "strict"
-    """Only the whole device: the administrator does not rely on software limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +77,13 @@ class MigProfile:
     """The shape of a MIG instance, and how many of it a layout has."""
 
     name: ShortText
-    """NVIDIA's name, such as `1g.10gb`."""
     memory_mib: Mib
     count: Annotated[int, Meta(ge=0, le=16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigLayout:
-    """All MIG instances of a device. Positions count through its profiles in their order."""
+    """All MIG instances of a device; positions count through its profiles in their order."""
 
     name: ShortText
     """Volcano's group name, as in annotations."""
@@ -102,11 +98,7 @@ NUMA_CPUS_PREFIX = "cpu of NUMA node "
 
 
 def numa_cpus_name(numa: int) -> str:
-    """Return the name by which nodes and leases count exclusive CPUs of a NUMA node.
-
-    The ledger counts these CPUs as any other resource of the node. Kubernetes has no resource with
-    spaces in its name.
-    """
+    """Kubernetes has no resource with spaces in its name."""
     return f"{NUMA_CPUS_PREFIX}{numa}"
 
 
@@ -116,18 +108,14 @@ MOST_PIDS = 8
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """What a node's agent has given out of a device beyond the leases of the ledger.
-
-    No share is placed there.
-    """
+    """What a node's agent has given out of a device beyond the leases of the ledger."""
 
     memory_mib: Mib = 0
     cores_percent: Percent = 0
     shares: Count = 0
     slots: Annotated[str, Meta(max_length=4096)] = ""
-    """Slots, or positions of the layout: the digit `1` for each that is held."""
+    """The digit `1` for each slot, or position of the layout, that is held."""
     layout: ShortText = ""
-    """Of the MIG instances among it; or empty."""
     mode: SharingMode = "hami-core"
 
 
@@ -141,12 +129,11 @@ class Leftover:
     since: Seconds
     claim: bool = False
     pids: Annotated[tuple[Amount, ...], Meta(max_length=MOST_PIDS)] = ()
-    """PIDs on the node; empty while the kubelet or the agent's records have the pod."""
     leased: bool = False
     """Its lease ends when the processes have."""
 
     def text(self, device: str) -> str:
-        """Return what is left of which pod; without its name where that is hidden."""
+        """Describe it, without a name where that is hidden."""
         what = "ResourceClaim" if self.claim else "pod"
         name = f"{what} {self.namespace}/{self.name}" if self.name else f"a {what}"
         end = "was deleted" if self.leased else "has no lease any more"
@@ -165,38 +152,34 @@ class Device:
     index: Index
     """NVML's minor number: the order of `node-vgpu-register`, and gpushare's card index."""
     model: ModelText
-    """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: Mib
     """Without what the driver keeps; leased in whole units."""
     slots: Count
-    """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
+    """The most shares at once (Volcano: `deviceSplitCount`)."""
     unit_mib: Annotated[int, Meta(ge=1, le=2**24)] = 1
-    """Of a memory request on this node (Volcano: `gpuMemoryFactor`)."""
+    """Of a memory request (Volcano: `gpuMemoryFactor`)."""
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     fault: LongText = ""
     numa: Index | None = None
     pcie: ShortText = ""
-    """PCIe root complex, such as `pci0000:3a`; or empty."""
+    """PCIe root complex, such as `pci0000:3a`."""
     bus: ShortText = ""
-    """PCI address, such as `0000:3b:00.0`; or empty."""
+    """PCI address, such as `0000:3b:00.0`."""
     links: Links = field(default_factory=dict)
-    """Links to other devices of the node, by HAMi's pair score: 10 across sockets to 60 on one
-    board, plus 100 per NVLink."""
+    """HAMi's score of the pair: 10 across sockets to 60 on one board, plus 100 per NVLink."""
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
-    """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
     replicas: Replicas | None = None
-    """Of a device in that mode, which has as many slots."""
     offer: Offer = HAMI_CORE_ALONE
     """What can hold parts of it; whole devices and MIG instances need nothing else."""
     missing: Annotated[tuple[MissingEnforcer, ...], Meta(max_length=len(LABELS))] = ()
     power_limit_w: Count = 0
     numa_cpus: Count | None = None
-    """CPUs of its NUMA node that the kubelet can give exclusively, less those that pods have beyond
-    their leases, where it rejects containers that would get other CPUs; or None."""
+    """CPUs of its NUMA node that the kubelet can give exclusively; None if it does not reject
+    containers that would get other CPUs."""
     one_numa: bool = False
-    """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
+    """Policy `single-numa-node`."""
     held: Held | None = None
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
 
@@ -206,7 +189,6 @@ class Device:
 
     @property
     def holds_parts(self) -> bool:
-        """Whether limits of parts of it hold, without a pod's demand for something else."""
         return (
             self.isolation is Isolation.SHARED
             and self.replicas is None
@@ -224,12 +206,11 @@ class Device:
 
     @property
     def health_text(self) -> str:
-        """Why an unhealthy device gets no shares, for users of any namespace."""
+        """For users of any namespace."""
         return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
 
     @property
     def leftover_text(self) -> str:
-        """What earlier pods still hold, for users of any namespace; or empty."""
         if not self.leftovers:
             return ""
         mib = sum(leftover.memory_mib for leftover in self.leftovers)
@@ -240,10 +221,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadDevice:
-    """A GPU that the kernel's driver lists, and that its node's agent cannot read."""
+    """A GPU that the kernel's driver lists, and that the agent cannot read."""
 
     uuid: DeviceUuid = UNNAMED
-    """`UNNAMED` while the driver does not know it: it may then be any device of the node."""
+    """`UNNAMED` while the driver does not know it: it may be any device of the node."""
     index: Index = -1
     model: ModelText = ""
     bus: ShortText = ""
@@ -261,21 +242,17 @@ END_LEFTOVERS = (
 
 
 def model_label(model: str) -> str:
-    """Return a model as a label value.
-
-    For example, `NVIDIA A100-SXM4-40GB` becomes `A100-SXM4-40GB`, and spaces become dashes.
-    """
     return _NO_LABEL.sub("-", model.removeprefix("NVIDIA "))[:LABEL_LENGTH].strip("-_.")
 
 
 def longest_name_in(model: str, names: Iterable[str]) -> str | None:
-    """Return the longest name that the model contains, in any letter case, or None."""
+    """Ignore letter case; return None if the model contains no name."""
     contained = [name for name in names if name.lower() in model.lower()]
     return max(contained, key=len) if contained else None
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
-    """Return a device's fault; empty if it names a pod of a hidden namespace."""
+    """Empty if the fault names a pod of a hidden namespace."""
     named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
     return fault if all(map(is_visible, named)) else ""
 
@@ -289,21 +266,19 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fence: int = 0
     anti_affinity_groups: frozenset[str] = frozenset()
     exclusive: bool = False
-    """A share has the device exclusively, or the device is claimed."""
+    """Also if the device is claimed."""
     slots_taken: str = ""
-    """As `Held.slots`."""
     layout: str = ""
     mode: SharingMode | Literal[""] = ""
-    """Of the device; empty while nothing is on it."""
     claimed_by: bool = False
-    """Whether it is reserved for a pod that preempts, or whose start is planned."""
+    """It is reserved for a pod that preempts, or whose start is planned."""
     claimed_until: int = 0
-    """Unix seconds by which leases must end to use a claimed device; 0 if none may."""
+    """Leases that end by this Unix second may use a claimed device; 0 if none may."""
     held: Held | None = None
 
     @property
     def taken(self) -> "DeviceUse":
-        """What no other share can get, including what is held beyond the leases."""
+        """With what is held beyond the leases."""
         held = self.held
         if held is None:
             return self
@@ -327,7 +302,7 @@ def _either(first: str, second: str) -> str:
 
 
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
-    """Return the use of a device claimed until an instant, or of an unclaimed one for 0."""
+    """Claim the device until an instant; 0 leaves it unclaimed."""
     return structs.replace(
         use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
     )
@@ -345,9 +320,7 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the MiB of `device` that one share for `request` takes.
 
     A percentage has precedence over an amount: it counts whole units of the device's memory (or
-    whole MiB, where the dialect requires it), rounded down, as billionths are to whole MiB, but to
-    1 MiB at least. Bytes are rounded up. Without a request it is all of the memory; of a device
-    with replicas, one.
+    whole MiB, where the dialect requires it), rounded down. Bytes are rounded up.
     """
     request = request_on(request, device)
     unit = 1 if request.percent_of_mib else device.unit_mib
@@ -370,7 +343,7 @@ def required_cores_percent(request: GpuRequest) -> int:
 
 
 def request_on(request: GpuRequest, device: Device) -> GpuRequest:
-    """Return what `request` takes of a device: of one with replicas, a replica instead of all."""
+    """Turn a whole device into a replica of a device that has replicas."""
     if device.replicas is None:
         return request
     return device.replicas.request_of(request, device.memory_mib)
@@ -379,7 +352,6 @@ def request_on(request: GpuRequest, device: Device) -> GpuRequest:
 def isolation_allows(
     request: GpuRequest, device: Device, mode: SharingMode | Literal[""] = ""
 ) -> bool:
-    """Return whether a share for `request` may be on a device in this mode, and is held there."""
     strict = request.strict or device.isolation is Isolation.STRICT
     if strict and request.sharing is not SharingPolicy.EXCLUSIVE:
         return False
@@ -389,10 +361,7 @@ def isolation_allows(
 def holding_of(
     request: GpuRequest, device: Device, mode: SharingMode | Literal[""] = ""
 ) -> Holding | None:
-    """Return what would hold a share for `request` on a device in this mode, or None.
-
-    A whole device satisfies any demand but one for MIG: nobody else is on it.
-    """
+    """Return what would hold a share for `request` on a device in this mode, or None."""
     demand = request.held_by
     if demand.memory == "mig":
         return INSTANCE if device.mode is DeviceMode.MIG else None
@@ -406,7 +375,7 @@ def holding_of(
 
 
 IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
-"""Policies that need an idle device. A tuple, since enum members hash slowly."""
+"""A tuple, since enum members hash slowly."""
 
 
 def device_refusal(
@@ -420,17 +389,12 @@ def device_refusal(
 ) -> Denial | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.
 
-    A share fits if the device is healthy and in its mode, and isolates what the share needs; if it
-    has a free slot, as much memory and as many percent of its cores as the share takes, and no pod
-    of the same anti-affinity group; if nothing else is on it, where the share needs it idle; and if
-    no other share, claim or MIG layout has it exclusively.
+    `use` is by other pods, `own` by earlier containers of the same pod. The checks are in Volcano's
+    order, so that its users find the reason that they expect.
 
-    This is the definition. Where it is too slow, or must not be believed, it is coded again:
-    `shared.placing.index` for all nodes at once, `capacity.lua` in one step with the reservation,
-    and the node agent's `device_guard` by its own records alone. `test_fits.py` compares them.
-
-    The checks are in Volcano's order, so that its users find the reason that they expect. `use` is
-    by other pods, `own` by earlier containers of the same pod.
+    This is the definition. It is coded again where it is too slow, or must not be believed: in
+    `shared.placing.index`, `capacity.lua`, and the node agent's `device_guard`. `test_fits.py`
+    compares them.
     """
     if device.replicas is not None and device.healthy:
         refusal = device.replicas.refusal(request)
@@ -473,7 +437,6 @@ def _device_reason(request: GpuRequest, device: Device, use: DeviceUse) -> Denia
 
 
 def _holding_reason(request: GpuRequest, device: Device, mode: SharingMode | Literal[""]) -> Denial:
-    """Return why nothing would hold the share: for now, or on this device at all."""
     demanded = request.held_by != NO_DEMAND
     if holding_of(request, device) is not None:
         text = f"its leases share it in mode {mode}, which changes when the last of them ends"
@@ -555,14 +518,12 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Deni
 
 
 TEMPERATURE = "temperature"
-"""Begins the reasons of `Hardware.throttle` that are too high temperatures."""
 
 
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: Count
     at: Seconds
     meaning: Annotated[str, Meta(max_length=4 * SHORT)] = ""
-    """With what to do."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -577,13 +538,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     memory_clock_mhz: Reading | None = None
     busy_percent: Reading | None = None
     throttle: Annotated[tuple[ShortText, ...], Meta(max_length=16)] = ()
-    """Why its clocks are lower than they could be."""
     xids: Annotated[tuple[XidEvent, ...], Meta(max_length=MOST_XIDS)] = ()
-    """The latest of each number since its agent started."""
 
     @property
     def is_hot(self) -> bool:
-        """Whether its temperature holds its clocks down."""
         return any(reason.startswith(TEMPERATURE) for reason in self.throttle)
 
     @property

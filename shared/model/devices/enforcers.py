@@ -1,4 +1,4 @@
-"""What holds shares of a device, and the one way in which a device is shared at a time; pure."""
+"""What holds shares of a device, and how a device is shared; pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -8,9 +8,7 @@ from msgspec import Meta, Struct
 from shared.model.bounds import LongText
 
 MemoryEnforcer = Literal["exclusive", "mig", "driver", "mps", "mps-shared", "hami-core", "none"]
-"""What keeps a share to its memory: `none` where nothing does."""
 ComputeEnforcer = Literal["exclusive", "mig", "mps", "mps-shared", "time", "hami-core", "none"]
-"""What keeps a share to its percent of the cores: `none` where nothing does."""
 SharingMode = Literal[
     "exclusive",
     "mig",
@@ -23,8 +21,8 @@ SharingMode = Literal[
     "time-slicing",
     "mps-replicas",
 ]
-"""How a device is shared while leases are on it. Processes under different compute enforcers would
-take each other's turns, so all leases of a device have one mode; it changes when the last ends."""
+"""All leases of a device have one mode until the last ends: processes under different compute
+enforcers would take each other's turns."""
 Enforcer = MemoryEnforcer | ComputeEnforcer
 
 MEMORY_ENFORCERS: tuple[MemoryEnforcer, ...] = get_args(MemoryEnforcer)
@@ -39,23 +37,21 @@ LABELS: dict[Enforcer, str] = {
     "hami-core": "HAMi-core",
     "none": "nothing",
 }
-"""For sentences."""
 MEMORY_BY_DEFAULT: tuple[MemoryEnforcer, ...] = ("driver", "hami-core")
 """In order of preference, for pods that demand none. Others need a pod's demand."""
 MPS: Mapping[MemoryEnforcer, ComputeEnforcer] = {"mps": "mps", "mps-shared": "mps-shared"}
-"""What holds memory by MPS, and the cores as well: by a server of the container, or of the GPU."""
+"""By a server of the container, or of the GPU."""
 BESIDE_MPS: Mapping[ComputeEnforcer, tuple[MemoryEnforcer, ...]] = {
     compute: ("driver", memory) for memory, compute in MPS.items()
 }
-"""What may hold memory where MPS holds the cores, in order of preference: it and HAMi-core would
-limit each other."""
+"""In order of preference: MPS and HAMi-core would limit each other."""
 COMPUTE_BY_DEFAULT: tuple[ComputeEnforcer, ...] = ("hami-core",)
 JOINED: tuple[SharingMode, ...] = ("driver", "hami-core", "none")
-"""Modes in which a share may run beside others although nothing holds it."""
+"""A share may run beside others although nothing holds it."""
 
 
 class Holding(NamedTuple):
-    """What holds a share, and the mode that its device has while the share is on it."""
+    """What holds a share, and the mode that its device has meanwhile."""
 
     memory: MemoryEnforcer
     compute: ComputeEnforcer
@@ -98,7 +94,6 @@ class HeldBy(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def by_shared_server(self) -> bool:
-        """Whether a server of MPS that other pods use has to hold something."""
         return "mps-shared" in (self.memory, self.compute)
 
     def __str__(self) -> str:
@@ -120,10 +115,8 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
     ) -> Holding | None:
         """Return what would hold a part of the device, or None if nothing does as demanded.
 
-        `mode` is the device's, empty while no lease is on it. Without a demand memory must be held,
-        and cores if the share is `capped`; nothing if it is not `limited`. For example, a device
-        that offers the driver and HAMi-core holds memory by the driver, or by HAMi-core while
-        another lease has it in that mode.
+        `mode` is empty while no lease is on the device. Without a demand memory must be held, and
+        cores if the share is `capped`; nothing if it is not `limited`.
         """
         if not limited and demand == NO_DEMAND:
             demand = HeldBy(memory="none", compute="none")

@@ -23,30 +23,25 @@ from shared.model.names import Namespace, NodeName, PodUid
 
 HOSTNAME = "kubernetes.io/hostname"
 AGENT_ANNOTATION = "leasehold.dev/agent"
-"""Our agent reports the node's devices; other device annotations are derived."""
+"""Other device annotations of the node are derived."""
 DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
-"""Prefix of node annotations that close the device of an index; the value is the reason."""
+"""Of node annotations that close the device of an index; the value is the reason."""
 CORDONED = "cordoned"
-"""The beginning of the reason for which such an annotation closes a device."""
 CORDON_MANAGER = "leasehold:"
-"""Prefix of the field manager as which `leasehold cordon` writes it; the user's name follows."""
+"""Of the field manager of `leasehold cordon`; the user's name follows."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
-"""Prefix of node annotations that record our entries in a list that other programs also write."""
+"""Of node annotations that record our entries in a list that other programs also write."""
 OWN_LABELS = f"{OWN_ENTRIES_PREFIX}labels"
-"""Annotation of nodes: which labels, that other programs also write, are ours."""
 SHARING_CONDITION = "leasehold.dev/GpuSharing"
-"""Condition of nodes whose GPUs were once not offered as configured: whether they are."""
 
 NOT_LISTED_CODE = "NotListed"
 REPLACED_CODE = "Replaced"
-"""Codes of faults of a device that its node's agent remembers, and that is gone."""
 CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a cordoned node serves; the reason follows."""
 
 AGENT_STARTING = "leasehold.dev/starting"
 """Replaces them until the node's agent knows its kubelet."""
 AGENT_STOPPING = "leasehold.dev/stopping"
-"""Replaces them while the node's agent ends, to be started again or for good."""
 
 
 def cordon_reason(served: Iterable[str]) -> str:
@@ -58,8 +53,6 @@ def cordon_reason(served: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """Kubernetes' `Taint` without its time."""
-
     key: KeyText
     effect: ShortText
     value: ShortText = ""
@@ -69,13 +62,11 @@ class Taint:
 class NodeRevision:
     """How recent a node's state is, by resource versions of the API server; 0 if unknown.
 
-    Resource versions of one kind of object compare as integers (documented since Kubernetes 1.35,
-    KEP-5504). No clock of a host takes part.
+    Resource versions of one kind of object compare as integers (KEP-5504). No clock takes part.
     """
 
     node: Revision = 0
     pods: Revision = 0
-    """The highest among the pods whose usage is counted."""
 
 
 UNKNOWN_REVISION = NodeRevision()
@@ -87,13 +78,10 @@ LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
     "Exists": lambda value, _: value is not None,
     "DoesNotExist": lambda value, _: value is None,
 }
-"""Whether a label, which may be missing, meets a requirement."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LabelRequirement:
-    """`operator` is one of `LABEL_OPERATORS`."""
-
     key: KeyText
     operator: ShortText
     values: tuple[ShortText, ...] = ()
@@ -103,7 +91,7 @@ class LabelRequirement:
 class AntiAffinityTerm:
     """Required anti-affinity of a running pod: its topology domain repels these pods.
 
-    kube-scheduler obeys it for every pod that it places, whatever that pod itself requires.
+    kube-scheduler obeys it for every pod that it places:
     https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
     """
 
@@ -124,9 +112,8 @@ class NodeFacts:
     taints: Annotated[tuple[Taint, ...], Meta(max_length=MOST_ENTRIES)] = ()
     unschedulable: bool = False
     cordoned_by: NameText = ""
-    """Who made it so, if the API server has recorded more than the use of kubectl."""
+    """The user, if the API server has recorded more than the use of kubectl."""
     allocatable: Amounts = field(default_factory=dict)
-    """In the units of `PodRequest.resources`, extended resources included."""
     used_by_others: Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=2 * MOST_ENTRIES)] = (
         field(default_factory=dict)
     )
@@ -134,15 +121,14 @@ class NodeFacts:
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Devices that annotations of the node close to new shares."""
     exclusions: Annotated[tuple[LongText, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """Why each of them is closed."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet refuses pods that request them."""
     other_manager: ShortText = ""
-    """What shows that another program gives out parts of the node's GPUs by annotations of pods."""
+    """What shows that another program gives out parts of the node's GPUs."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
-    """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted. The
-    ledger compares them with the pods that it has reserved for; mirrors do not get them."""
+    """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted;
+    mirrors do not get them."""
 
     @property
     def closed_devices(self) -> dict[int, str]:

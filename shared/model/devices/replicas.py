@@ -12,7 +12,6 @@ from shared.model.requests.request import ALL_PERCENT, GpuRequest, SharingPolicy
 
 LEAST_REPLICAS = 2
 MOST_REPLICAS = 4096
-"""As many as a device has shares at most."""
 MIB = 1 << 20
 Strategy = Literal["time-slicing", "mps"]
 _MODES: dict[Strategy, SharingMode] = {"time-slicing": "time-slicing", "mps": "mps-replicas"}
@@ -21,20 +20,16 @@ _MODES: dict[Strategy, SharingMode] = {"time-slicing": "time-slicing", "mps": "m
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How a device is divided into replicas, of which pods request a number and no amounts.
 
-    By time-slicing a replica is a turn: its part of memory and cores is counted, and nothing holds
-    it. By MPS both are held.
+    By MPS their parts of memory and cores are held, by time-slicing not.
     """
 
     number: Annotated[int, Meta(ge=LEAST_REPLICAS, le=MOST_REPLICAS)]
     strategy: Strategy
     resource: KeyText
-    """By which pods request them."""
     one_per_container: bool = False
-    """A container that requests several gets none."""
 
     @property
     def mode(self) -> SharingMode:
-        """Of the device while replicas of it are leased."""
         return _MODES[self.strategy]
 
     @property
@@ -45,7 +40,6 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
         return device_mib // self.number
 
     def holding(self, offer: Offer, mode: SharingMode | Literal[""]) -> Holding | None:
-        """Return what would hold a replica of a device in this mode, or None if nothing does."""
         if mode not in ("", self.mode):
             return None
         if self.strategy == "time-slicing":
@@ -70,7 +64,6 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
         return None
 
     def request_of(self, request: GpuRequest, device_mib: int) -> GpuRequest:
-        """Return what a request for a device's replica takes of it, instead of all of it."""
         return structs.replace(
             request,
             whole=False,
@@ -85,5 +78,4 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 def is_replica(mode: SharingMode) -> bool:
-    """Return whether a share in this mode is a replica."""
     return mode in _MODES.values()

@@ -1,8 +1,7 @@
 """Events about ResourceClaims whose devices are ours; pure.
 
-A node agent reports a prepared claim as a container's allocation (`ShareActivated`,
-`DeviceReported.allocations`): `Allocation.pod` is the claim's uid, `container` the request.
-`TerminationReply` confirms that a claim is not prepared.
+A node agent reports a prepared claim as a container's allocation: `Allocation.pod` is the claim's
+uid, `container` the request.
 """
 
 from dataclasses import dataclass
@@ -29,21 +28,17 @@ from shared.model.names import Namespace, NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedDevice:
-    """A result of our driver in `status.allocation.devices.results`."""
-
     request: ContainerText
     device: KeyText
-    """Its name in the ResourceSlice: `device_name`."""
     share_id: ShortText = ""
     memory_mib: Amount | None = None
-    """Consumed capacity, rounded up; None for the whole device, which no other claim can share."""
+    """Consumed capacity, rounded up; None for the whole device."""
     cores_percent: Amount = 0
     interval: Interval | None = None
-    """The length of time slices for which its parameters ask, or None."""
 
 
 Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]
-"""The most that Kubernetes allows (AllocationResultsMaxSize)."""
+"""AllocationResultsMaxSize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,29 +51,23 @@ class AllocatedClaim:
     node: NodeName
     generation: GenerationText
     devices: Results
-    """What the lease covers; empty if the claim needs none."""
     admin_devices: Results = ()
     """For administrative access, which takes nothing, with a binding condition of ours."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     consumer_names: Annotated[tuple[NameText, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     is_of_one_pod: bool = False
-    """Made from a template for one pod, which owns it; no other can use it."""
+    """Made from a template for one pod, which owns it."""
     resource_version: NameText = ""
     answer: KeyText = ""
-    """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
-    or empty."""
+    """The condition that is True for all devices: `leasehold.dev/Leased` or
+    `leasehold.dev/Refused`."""
     lease: CopyText = ""
-    """The copy in `status.devices`, as read."""
     refusal: MessageText = ""
-    """Why its parameters cannot be met, or empty."""
     warning: MessageText = ""
-    """Which of its parameters have no effect, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocated(Event, subject="claim.allocated.v1", delivery=Delivery.WORK):
-    """A claim was allocated devices of our driver, or its consumers have changed."""
-
     claim: AllocatedClaim
     trace: TraceText = ""
 

@@ -1,8 +1,7 @@
 """The base of all events: facts that one service publishes to others; pure.
 
-`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
-added; any other change is a new class with a new version. Work is delivered at least once to one
-replica of the service that handles it. Broadcasts and copies may be lost.
+`subject` is `<noun>.<participle>.v<n>`. A field with a default may be added; any other change is a
+new class with a new version.
 """
 
 import re
@@ -14,7 +13,7 @@ from shared.model.bounds import NameText
 from shared.model.names import Namespace, NodeName, PodUid
 
 ADMISSION = "leasehold.dev/admission"
-"""Pod annotation: when its admission review began and ended, in ns; used only by traces."""
+"""Pod annotation: when its admission review began and ended, in ns."""
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
@@ -22,7 +21,7 @@ _TRACEPARENT = re.compile(
 
 class Delivery(StrEnum):
     WORK = "work"
-    """Kept by its sender until one replica has handled it."""
+    """Kept by its sender until one replica has handled it; delivered at least once."""
     BROADCAST = "broadcast"
     """Delivered to the subscribers that are connected now."""
     COPY = "copy"
@@ -34,15 +33,12 @@ EVENTS: dict[str, type["Event"]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message on the bus.
-
-    For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`.
-    """
+    """For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`."""
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
     is_of_agent: ClassVar[bool] = False
-    """Only node agents publish it: NATS has authenticated the node in its subject as its sender."""
+    """NATS has authenticated the node in its subject as its sender."""
 
     def __init_subclass__(
         cls, *, subject: str = "", delivery: Delivery | None = None, is_of_agent: bool = False
@@ -62,12 +58,12 @@ class Event:
 
     @property
     def follows_wait(self) -> bool:
-        """Whether time has passed since its cause, to which its spans then link."""
+        """Its spans link to those of its cause."""
         return False
 
     @property
     def follows_start(self) -> bool:
-        """Whether its pod may have started long ago: its spans link to those of the start."""
+        """Its spans link to those of the pod's start."""
         return False
 
 
@@ -92,5 +88,4 @@ def is_work(kind: type[Event]) -> bool:
 
 
 def is_traceparent(text: str) -> bool:
-    """Return whether a text is a `traceparent` (https://www.w3.org/TR/trace-context/)."""
     return _TRACEPARENT.fullmatch(text) is not None

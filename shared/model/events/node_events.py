@@ -30,8 +30,6 @@ from shared.model.names import DeviceUuid, Namespace, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One container's allocation, as in the agent's checkpoint."""
-
     pod: PodUid
     """Of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
@@ -51,8 +49,6 @@ Fences = Annotated[Mapping[DeviceUuid, Fence], Meta(max_length=MOST_ALLOCATIONS)
 class DeviceReported(
     NodeEvent, subject="device.reported.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """The full state of a node: all its devices and all allocations."""
-
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
     served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
     newly_served: Annotated[tuple[KeyText, ...], Meta(max_length=64)] = ()
@@ -60,15 +56,12 @@ class DeviceReported(
     allocations: Annotated[tuple[Allocation, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     reported_at: Seconds = 0.0
     pods_unreadable: bool = False
-    """The agent cannot read the kubelet's pod list and matches leases by their requests."""
+    """Leases are matched by their requests."""
     other_plugin: ClassVar[bool] = False
-    """Whether the node runs another device plugin instead of our agent."""
     fences: Fences = field(default_factory=dict)
-    """The newest fence that the agent has honoured for each device, also for pods that ended."""
+    """Also for pods that ended."""
     config_errors: MessageText = ""
-    """Why the latest version of a device configuration is invalid, in one report."""
     unread: Annotated[tuple[UnreadDevice, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """GPUs that the agent cannot read, besides its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +78,6 @@ class DevicesRegistered(DeviceReported, subject="devices.registered.v1", deliver
 class ShareActivated(
     NodeEvent, subject="share.activated.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """The kubelet received the shares of a container."""
-
     allocation: Allocation
     trace: TraceText = ""
 
@@ -102,7 +93,7 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
     container: ContainerText = ""
     claim: bool = False
     version: Fence | None = None
-    """Of the lease of a claim: another one may have replaced it before this is handled."""
+    """Of a claim's lease: another may have replaced it before this is handled."""
 
 
 class ViolationReason(StrEnum):
@@ -131,8 +122,6 @@ ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]
 class ViolationFound(
     NodeEvent, subject="violation.found.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """A container uses a device beyond its lease, or changed its limits."""
-
     pod: PodUid
     namespace: Namespace
     name: NameText
@@ -143,8 +132,7 @@ class ViolationFound(
     """None for all devices of the container."""
     found_at: Seconds = 0.0
     claim: bool = False
-    """Whether `pod` and `name` are of a ResourceClaim, and `container` is its request: the
-    containers that use it break the rule together."""
+    """`pod` and `name` are of a ResourceClaim, and `container` is its request."""
 
     @property
     def key(self) -> ViolationKey:
@@ -167,8 +155,6 @@ class LeaseHolder:
 class HealthChanged(
     NodeEvent, subject="health.changed.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """A device became unhealthy, or healthy again. Owners of its leases get a Kubernetes Event."""
-
     device: DeviceUuid
     index: Index
     healthy: bool

@@ -19,7 +19,7 @@ class StartDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlansChanged(Event, subject="plans.changed.v1"):
-    """A plan was stored, or something has ended that one waits for: its next step may be due.
+    """The next step of a plan may be due.
 
     If it is lost, binders look at the plans half a second later.
     """
@@ -27,23 +27,17 @@ class PlansChanged(Event, subject="plans.changed.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReported(PodEvent, subject="start.reported.v1", delivery=Delivery.WORK):
-    """The binder shows the decision in an Event and in the pod's condition.
-
-    For example, a start that is WITHDRAWN with an empty text is removed from the condition alone.
-    """
+    """The binder shows the decision in an Event and in the pod's condition."""
 
     decision: StartDecision
     text: MessageText = ""
     once: bool = False
     """An equal Event is not counted up."""
     opened_at: Seconds = 0.0
-    """When the start was stored; 0 if nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationConfirmed(PodEvent, subject="violation.confirmed.v1", delivery=Delivery.WORK):
-    """A binder has found the pod of a reported violation on its node."""
-
     node: NodeName
     reason: ShortText
     message: MessageText

@@ -1,8 +1,4 @@
-"""Relations between the fields of a node's message, whatever the ledger holds; pure.
-
-Types declare the bounds of single fields. What a message says of a node must be of the node that
-NATS has authenticated.
-"""
+"""Relations between the fields of a node's message, whatever the ledger holds; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +19,6 @@ from shared.model.events.node_events import (
 from shared.model.names import NodeName
 
 SHOWN = 100
-"""Characters of a refused text that a reason shows."""
 
 
 def implausible(event: Event) -> str:

@@ -37,14 +37,14 @@ from shared.model.requests.placement import Refusal
 from shared.model.requests.request import PodRequest
 
 PLANNED_START = "Planned start: "
-"""Follows the reason why a pod waits, in the message of its condition."""
+"""Follows the reason why a pod waits, in its condition."""
 
 MUST_WAIT = ", but it must wait: "
-"""Before the reason why a pod with a reservation is not bound, in the message of its condition."""
+"""Precedes the reason why a pod with a reservation is not bound, in its condition."""
 
 
 def message_digest(message: str) -> int:
-    """Return a number, never 0, that differs for different reasons in messages of a condition."""
+    """Return a number, never 0, that differs for different reasons."""
     reason, _, _ = message.partition(PLANNED_START)
     return zlib.crc32(reason.rstrip().encode()) or 1
 
@@ -61,15 +61,14 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     """0 at first; positive: the ledger's capacity number for which it is queued again; negative:
     the number of the resync."""
     shown: Amount = 0
-    """In a resync, the digest of the reason in the pod's condition; or 0."""
+    """In a resync, the digest of the reason in the pod's condition."""
     labels: Labels = field(default_factory=dict)
-    """Required anti-affinity of running pods selects by them."""
     by_kube_scheduler: bool = False
     """A kube-scheduler chooses its node: no placer does."""
     handed_over: LongText = ""
-    """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
+    """The fields for which kube-scheduler chooses its node."""
     scheduler: NameText = ""
-    """Of a pod that waits for ResourceClaims and is not Leasehold's: its `schedulerName`."""
+    """The `schedulerName` of a pod that waits for ResourceClaims and is not Leasehold's."""
 
     @property
     def follows_wait(self) -> bool:
@@ -78,13 +77,11 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
-    """The request of a pod is invalid and can never be granted."""
-
     resource_version: NameText
     reason: MessageText
     trace: TraceText = ""
     foreign: bool = False
-    """A pod of another scheduler, which may request GPUs by resources that nothing serves."""
+    """Of another scheduler, which may request GPUs by resources that nothing serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +97,11 @@ class PodGated(PodEvent, subject="pod.gated.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WORK):
-    """A pod was deleted, or reached a terminal phase."""
-
     node: NodeName | None
     phase: ShortText
     """`Succeeded` or `Failed` as the kubelet reported; empty if the pod was deleted before."""
     rejection: LongText = ""
-    """`REASON: MESSAGE` of the kubelet that rejected the pod; or empty."""
+    """`REASON: MESSAGE` of the kubelet that rejected the pod."""
     trace: TraceText = ""
 
     @property
@@ -116,8 +111,6 @@ class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged(Event, subject="node.changed.v1", delivery=Delivery.WORK):
-    """A node was added, deleted or changed in a way that matters for placement; its full state."""
-
     node: NodeFacts
     deleted: bool = False
     revision: NodeRevision = UNKNOWN_REVISION
@@ -126,7 +119,7 @@ class NodeChanged(Event, subject="node.changed.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
-    """The names of all nodes, published with every complete list of pods."""
+    """Published with every complete list of pods."""
 
     nodes: tuple[NodeName, ...]
     revision: Revision = 0
@@ -134,12 +127,11 @@ class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
 
 
 LEASE_PRESENT = "yes"
-"""In the place of a pod's lease, in a list that needs no more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A pod on a node, with one of our scheduler names; or an allocated ResourceClaim."""
+    """A pod with one of our scheduler names, or an allocated ResourceClaim."""
 
     pod: PodUid
     namespace: Namespace
@@ -153,17 +145,14 @@ class BoundPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPods:
-    """All pods with one of our scheduler names that have not terminated."""
-
     bound: tuple[BoundPod, ...] = ()
     unbound: tuple[PodUid, ...] = ()
     claims: tuple[AllocatedClaim, ...] = ()
-    """All with devices of our driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
-    """A complete list of the pods that have not terminated, in chunks.
+    """All pods that have not terminated, in chunks.
 
     The binder compares it with leases and waiting pods, and rebuilds an empty ledger from it.
     """
@@ -178,8 +167,6 @@ class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChosen(Event, subject="placement.chosen.v1", delivery=Delivery.WORK):
-    """Shares are reserved for the pod until the lease's `expires_at`."""
-
     lease: Lease
     trace: TraceText = ""
 
@@ -194,18 +181,15 @@ class PlacementRefused(PodEvent, subject="placement.refused.v1", delivery=Delive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodHandedOver(Event, subject="pod.handed_over.v1", delivery=Delivery.WORK):
-    """A pod waits for kube-scheduler, or kube-scheduler reports another reason why it waits."""
-
     queued: PodQueued
     reason: MessageText = ""
-    """The message of its condition PodScheduled; empty before kube-scheduler has tried it."""
+    """Of the condition PodScheduled; empty before kube-scheduler has tried it."""
     bound: bool = False
-    """It waits no longer, although it gets no lease: only its ResourceClaims have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFilteredOut(Event, subject="pod.filtered_out.v1", delivery=Delivery.WORK):
-    """kube-scheduler has no node for the pod: the extender refused those that were left."""
+    """The extender refused the nodes that kube-scheduler had left."""
 
     queued: PodQueued
     refusal: Refusal
@@ -217,7 +201,7 @@ class PodFilteredOut(Event, subject="pod.filtered_out.v1", delivery=Delivery.WOR
 class PodBound(Event, subject="pod.bound.v1", delivery=Delivery.COPY):
     lease: Lease
     latency_s: Difference = 0.0
-    """Since the reservation, by the clock of the ledger."""
+    """Since the reservation, by the ledger's clock."""
     trace: TraceText = ""
 
 
@@ -242,8 +226,6 @@ def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseResized(Event, subject="lease.resized.v1"):
-    """The shares of a container of a running pod were resized."""
-
     lease: Lease
     container: ContainerText
     before: ShareSize
@@ -253,39 +235,33 @@ class LeaseResized(Event, subject="lease.resized.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event, subject="ledger.rebuilt.v1"):
-    """The ledger was rebuilt. Watchers publish the waiting pods again."""
-
     generation: NameText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResyncRequested(Event, subject="resync.requested.v1"):
-    """A service needs `PodsListed`, `NodeChanged`, `DeviceReported` and `BudgetChanged` again."""
+    """`PodsListed`, `NodeChanged`, `DeviceReported` and `BudgetChanged` are published again."""
 
     reason: MessageText
     request_id: NameText = ""
-    """Returned in the `PodsListed` of lists that begin after this; or empty."""
+    """Returned in the `PodsListed` of lists that begin after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(Event, subject="heartbeat.sent.v1"):
-    """A replica of a service runs. Published at an interval, so that a missing one is noticed."""
-
     service: ShortText
     instance: NameText
     node: NameText = ""
-    """If the service runs once per node."""
     interval_s: Seconds = 5.0
     stopping: bool = False
     unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=16)] = ()
-    """Empty once it is ready."""
     version: ShortText = ""
     settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(
         default_factory=dict
     )
     """Digest of each setting in the environment of a pod, by the variable; empty elsewhere."""
     sent_at: Seconds = 0.0
-    """By the sender's clock; 0 of earlier versions."""
+    """0 of earlier versions."""
 
     @property
     def route(self) -> str:
@@ -297,16 +273,15 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
 class QuotasUpdated(Event, subject="quotas.updated.v1", delivery=Delivery.WORK):
     quotas: tuple[Quota, ...] = ()
     read_at: Seconds = 0.0
-    """Older readings are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
-    """The memory of the largest device of the cluster; published every few seconds."""
+    """The largest device of the cluster; published every few seconds."""
 
     memory_mib: Mib
     memory_units: Mib
-    """The most of any device; the unit is a setting of its node (Volcano: `gpuMemoryFactor`)."""
+    """By the unit of its node (Volcano: `gpuMemoryFactor`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,11 +305,9 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     reported_at: Seconds = 0.0
     window: LongText = ""
     used_units: Units = 0
-    """Milli-GPU-milliseconds."""
     remaining_units: Units | None = None
-    """None without a limit."""
     current_rate_milli_gpu: Amount = 0
     exhausted_at: Seconds | None = None
-    """When the budget was exhausted, or will be at the current rate."""
+    """In the past, or at the current rate."""
     currency: ShortText = ""
     """Empty for a budget in GPU-minutes."""

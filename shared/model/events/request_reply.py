@@ -39,10 +39,9 @@ PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRequest(NodeEvent, subject="leases.request.v1", is_of_agent=True):
-    """A node agent requests the leases of its node; any binder replies."""
+    """Any binder replies."""
 
     pods: PodsOfNode = ()
-    """Only of these pods, unless it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +51,14 @@ class LeasesReply(Event, subject="leases.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_agent=True):
-    """A node agent requests the lease of a ResourceClaim that the kubelet prepares.
-
-    The lease is written again if the ledger has lost it. The reply is a `LeasesReply`.
-    """
+    """The ledger writes a claim's lease again if it was lost. The reply is a `LeasesReply`."""
 
     claim: LeaseHolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(NodeEvent, subject="bind.request.v1"):
-    """A binder requests whether these pods may be bound to the agent's node now."""
+    """A binder requests whether pods may be bound to the agent's node now."""
 
     leases: tuple[Lease, ...]
 
@@ -70,10 +66,10 @@ class BindRequest(NodeEvent, subject="bind.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindReply(Event, subject="bind.reply.v1"):
     deferred_pods: PodsOfNode = ()
-    """Pods that the kubelet would refuse at this moment; the binder requests them again."""
+    """Those that the kubelet would refuse now; the binder requests them again."""
     reason: MessageText = ""
     window_open: bool = True
-    """The admission window is open: the binder need not request other pods for a moment."""
+    """The binder need not request other pods for a moment."""
     retry_soon: bool = False
     """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
@@ -81,30 +77,25 @@ class BindReply(Event, subject="bind.reply.v1"):
     """More deferred pods: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
     unserved_s: Seconds = 0.0
-    """For how long the kubelet has been unable to allocate each of their resources."""
+    """For how long the kubelet has been unable to."""
     refusals: Annotated[Mapping[PodUid, MessageText], Meta(max_length=MOST_ALLOCATIONS)] = field(
         default_factory=dict
     )
-    """More deferred pods: the agent's records contradict their leases; each with the reason."""
+    """More deferred pods: the agent's records contradict their leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(NodeEvent, subject="termination.request.v1"):
-    """A binder requests whether the last container of a pod has terminated.
-
-    `pod` and `more_pods` may be uids of ResourceClaims: is the claim not prepared?
-    """
+    """A binder requests which containers have terminated, and which claims are not prepared."""
 
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
-    """The agent reads one state for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationReply(Event, subject="termination.reply.v1"):
     terminated: bool
     terminated_pods: PodsOfNode = ()
-    """Of `more_pods`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +103,11 @@ class SlicesRequest(NodeEvent, subject="slices.request.v1"):
     """A binder has a node agent write ResourceSlices by the ledger's current leases.
 
     Sent before a claim is refused, so that the scheduler does not allocate the same share again.
-    The agent requests its leases anew, and replies once the API server has its slices.
+    The reply follows once the API server has the slices.
     """
 
     renewed: bool = False
-    """They are written even if nothing in them has changed, on which kube-scheduler tries pods with
-    ResourceClaims again."""
+    """Also without a change, so that kube-scheduler tries pods with ResourceClaims again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +118,6 @@ class SlicesReply(Event, subject="slices.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
-    """The webhook has an allocation leased that a scheduler is writing now."""
-
     claim: AllocatedClaim
     trace: TraceText = ""
 
@@ -139,7 +127,7 @@ class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
     """Empty if it is decided after the write."""
 
     devices: tuple[CopyText, ...] = ()
-    """If the claim is leased, entries for its `status.devices`, each a JSON object."""
+    """Entries for its `status.devices`, each a JSON object."""
     refusal: MessageText = ""
 
 
@@ -147,9 +135,8 @@ class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
 class LimitsRequest(NodeEvent, subject="limits.request.v1"):
     """A binder has a node agent apply the limits of a lease to running containers.
 
-    Without `resize_id`, `lease` is the lease in the ledger. With it, `lease` is a smaller size that
-    the lease may get: its limits hold until the lease changes, the resize is `finished`, or has
-    timed out.
+    With `resize_id`, `lease` is a smaller size that the lease may get: its limits hold until the
+    lease changes, or the resize is `finished` or has timed out.
     """
 
     lease: Lease
@@ -162,15 +149,14 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     applied: bool
     reason: MessageText = ""
     in_use_mib: Mib = 0
-    """Memory in use on the device that prevents it: the smallest possible limit."""
+    """On the device that prevents it: the smallest possible limit."""
     may_follow: bool = False
     """The driver keeps a larger limit now, and may set this one later."""
     container: ContainerText = ""
     kept: ShareSize | None = None
-    """The size that `container` keeps, as other pods have been given the rest of its device."""
+    """Other pods have been given the rest of its device."""
 
     def resize_back(self, pod: PodUid) -> "ResizeRequest | None":
-        """Return the request for the size that the container keeps, or None if it is its own."""
         if self.kept is None:
             return None
         return ResizeRequest(
@@ -183,13 +169,12 @@ class LimitsReply(Event, subject="limits.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRequest(NodeEvent, subject="usage.request.v1"):
-    """A service requests the measured usage of a node's leased shares from its agent."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReply(Event, subject="usage.reply.v1"):
     measured_at: Seconds
-    """Of the latest scan, or 0."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
 
@@ -199,19 +184,15 @@ ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageRepl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRequest(Event, subject="resize.request.v1"):
-    """An administrator requests another size for the shares of a running container."""
-
     pod: PodUid
     container: ContainerText = ""
     """Empty for the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
     actor: NameText = ""
-    """Name of the user, as the API authenticated it."""
 
     @classmethod
     def of_waiting(cls, pod: PodUid, size: WaitingSize) -> "ResizeRequest":
-        """Return the request for the smaller size that a lease waits for."""
         return cls(
             pod=pod,
             container=size.container,
@@ -223,8 +204,7 @@ class ResizeRequest(Event, subject="resize.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeReply(Event, subject="resize.reply.v1"):
     outcome: ShortText
-    """`resized`, `unchanged`, `waiting` (for less memory in use), `refused`, or `unavailable` (the
-    same request may succeed later)."""
+    """`resized`, `unchanged`, `waiting` (for less memory in use), `refused`, or `unavailable`."""
     reason: MessageText = ""
     hint: MessageText = ""
     container: ContainerText = ""
@@ -233,7 +213,6 @@ class ResizeReply(Event, subject="resize.reply.v1"):
     before: ShareSize | None = None
     after: ShareSize | None = None
     pending: tuple[MessageText, ...] = ()
-    """Steps that follow automatically and are not confirmed yet."""
     notes: tuple[MessageText, ...] = ()
 
 
@@ -243,7 +222,7 @@ class PodBindingRequest(Event, subject="pod_binding.request.v1"):
 
     queued: PodQueued
     placement: Placement
-    """Without shares: those that the pod has on this node already, or that are claimed for it."""
+    """Without shares: those that the pod has on this node, or that are claimed for it."""
     repels: Annotated[tuple[AntiAffinityTerm, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Its required anti-affinity, in all namespaces where it selects namespaces by labels."""
 
@@ -262,8 +241,6 @@ class PodBindingReply(Event, subject="pod_binding.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest(Event, subject="preemption_plan.request.v1"):
-    """A user, who may see all namespaces, requests the preemption that a planner would plan."""
-
     pod: PodUid
     min_runtime_s: Seconds | None = None
 
@@ -279,7 +256,7 @@ class DryRunReply(Event, subject="preemption_plan.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest(Event, subject="grant.request.v1"):
-    """A user, whose right was checked, grants GPU time to a namespace; any timekeeper replies."""
+    """The user's right was checked; any timekeeper replies."""
 
     namespace: Namespace
     minutes: ShortText
@@ -297,4 +274,4 @@ class GrantReply(Event, subject="grant.reply.v1"):
     remaining: ShortText = ""
     """GPU-minutes; empty without a limit."""
     missing: ShortText = ""
-    """What must be granted until the namespace is back in budget; or empty."""
+    """Until the namespace is back in budget."""

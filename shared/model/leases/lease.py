@@ -49,7 +49,6 @@ class LeaseState(StrEnum):
     RESERVED = "reserved"
     """Held until `expires_at` for a pod that is not bound yet."""
     BOUND = "bound"
-    """Committed by a binder; the pod is bound to the node, or about to be."""
     ACTIVE = "active"
     """The kubelet has the devices from the node agent."""
     RELEASED = "released"
@@ -66,10 +65,7 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 
 def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
-    """Return the states that a lease in each state can come to, in one or more transitions.
-
-    For example, `RESERVED` reaches `RELEASED`, and `RELEASED` reaches nothing.
-    """
+    """Return the states that a lease can come to in any number of transitions."""
     reached: dict[LeaseState, frozenset[LeaseState]] = {}
 
     def search(state: LeaseState) -> frozenset[LeaseState]:
@@ -119,12 +115,11 @@ class ShareSize:
 
 
 RESIZE_WAITING = "ResizeWaiting"
-"""The reason of a lease that waits for a smaller size, in Events and lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingSize(ShareSize):
-    """A smaller size that a container gets as soon as no more memory than that is in use."""
+    """A smaller size that a container gets as soon as it uses no more memory."""
 
     container: ContainerText
     since: Seconds
@@ -133,7 +128,7 @@ class WaitingSize(ShareSize):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocation:
     generation: GenerationText
-    """Differs between allocations of one claim; see `shared.model.requests.claim.generation_of`."""
+    """Differs between allocations of one claim."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in `status.reservedFor`, sorted."""
 
@@ -154,29 +149,23 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     slotted: bool = True
     init: bool = False
     slot: Count | None = None
-    """Assigned by the ledger if the share is slotted."""
     fence: Fence = 0
     """Raised by the ledger for each share of the device; higher is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: Count = 0
     mig: MigPlacement | None = None
-    """Its position is `slot`; or None for a part of a device without instances."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
     share_id: ShortText = ""
-    """`shareID` of the claim's allocation result; empty for a pod, and for a device allocated as a
-    whole."""
+    """Of the claim's allocation result; empty for a pod, and for a whole device."""
     memory: MemoryEnforcer = "hami-core"
-    """What holds it to `memory_mib`."""
     compute: ComputeEnforcer = "hami-core"
-    """What holds it to `cores_percent`; 0 of them are neither limited nor reserved."""
+    """0 % of the cores are neither limited nor reserved."""
     mode: SharingMode = "hami-core"
-    """Of its device while it is there."""
 
     @property
     def booked_cores(self) -> int:
-        """0 for a MIG instance."""
         return 0 if self.mig else self.cores_percent
 
     @property
@@ -206,7 +195,7 @@ class Booking:
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the ledger only keeps of a lease, most of it from its request."""
+    """What the ledger only keeps of a lease."""
 
     name: NameText
     claim: ClaimAllocation | None = None
@@ -219,23 +208,19 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
     """PersistentVolumeClaims that have to be bound before its pod is."""
     gang_min: Count = 0
-    """How many pods of its gang run, or none: `Gang.min_member`. 0 without a gang."""
+    """`Gang.min_member`; 0 without a gang."""
     waiting_size: WaitingSize | None = None
-    """Of a container that uses more memory than its new size has."""
     intervals: Annotated[dict[ContainerText, Interval], Meta(max_length=MOST_SHARES)] = (
         msgspec.field(default_factory=dict)
     )
-    """Lengths of time slices for which a claim's parameters ask, by request."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):
-    """What a lease has from its request, the ordinary resources of its pod included."""
-
     pod: PodUid
     """Of the pod, or of the claim if there is a `claim`."""
     namespace: Namespace
     resources: Resources = msgspec.field(default_factory=dict)
-    """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
+    """Resources other than devices, in the units of `PodRequest.resources`; exclusive CPUs by
     `numa_cpus_name`."""
     anti_affinity_groups: Groups = ()
     gang: KeyText = ""
@@ -257,7 +242,7 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     activated_at: Seconds = 0.0
     """By the ledger's clock; 0 until it is active."""
     resized_at: Seconds = 0.0
-    """Last change of its shares by a resize, in whole milliseconds by the ledger's clock; or 0."""
+    """By the ledger's clock, in whole milliseconds; or 0."""
 
     @property
     def users(self) -> tuple[PodUid, ...]:
@@ -265,12 +250,10 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """In the kubelet's order; or requests of a claim."""
         return tuple(dict.fromkeys(share.container for share in self.shares))
 
     @property
     def time_slices(self) -> dict[DeviceUuid, Interval]:
-        """The length of time slices that it asks for, by GPU; none for instances of MIG."""
         return time_slices_of(self.shares, self.intervals)
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
@@ -280,7 +263,7 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
 def time_slices_of(
     shares: Iterable[Share], intervals: Mapping[str, Interval]
 ) -> dict[DeviceUuid, Interval]:
-    """Return the length of time slices for which shares ask, by GPU, from those by request."""
+    """Return the length of time slices by GPU; none for instances of MIG."""
     return {
         share.device: intervals[share.container]
         for share in shares
@@ -290,13 +273,13 @@ def time_slices_of(
 
 END_MARGIN_S = 15.0
 """From a pod's deadline and grace period until its lease has ended: the kubelet compares deadlines
-once a second, counts from its first status of the pod, after Allocate, and then reports the end."""
+once a second, counts from its first status of the pod, and then reports the end."""
 
 
 def ends_by(lease: Lease) -> float | None:
     """Return the Unix seconds by which its capacity is free, or None without a maximum run time.
 
-    Before `activated_at` it is a guess: the pod's time has not begun.
+    Before `activated_at` it is a guess.
     """
     term = lease.term
     if term.max_run_s is None:
@@ -307,7 +290,7 @@ def ends_by(lease: Lease) -> float | None:
 def end_text(term: Term, now: float) -> str:
     """Return when a pod that starts now reaches its maximum run time, or "".
 
-    The text is RFC 3339 in UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
+    In UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
     """
     if term.max_run_s is None:
         return ""
@@ -319,7 +302,6 @@ START_MARGIN_S = 60.0
 
 
 def will_end_by(term: Term, now: float) -> float | None:
-    """Return the instant by which a lease that begins now ends, or None without enforced term."""
     if term.max_run_s is None:
         return None
     return now + START_MARGIN_S + term.max_run_s + term.grace_s + END_MARGIN_S
@@ -343,9 +325,7 @@ def _start(lease: Lease) -> float:
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 
-    `shares` are in the order of the pod's containers, since an init container shares its part with
-    the containers after it. For example, an init container of 4 GiB before one of 6 GiB books 6
-    GiB.
+    `shares` are in the order of the pod's containers, since init containers end before others.
     """
     beside: dict[DeviceUuid, list[Share]] = {}
     for share in shares:
@@ -354,7 +334,6 @@ def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
 
 
 def allocated_shares(leases: Mapping[str, Lease]) -> tuple[Share, ...]:
-    """Return the shares of containers of a pod, each from its lease in `leases`."""
     names = dict.fromkeys(share.container for lease in leases.values() for share in lease.shares)
     return tuple(
         share for name in names if name in leases for share in leases[name].shares_of(name)
@@ -375,7 +354,6 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
 
 
 def _common_mode(shares: Iterable[Share]) -> SharingMode:
-    """Return the mode of a pod's shares of a device: a whole device is one for init containers."""
     modes = (share.mode for share in shares if share.mode != "exclusive")
     return next(modes, "exclusive")
 
@@ -400,17 +378,12 @@ def share_key(pod: PodUid, share: Share) -> ShareKey:
 
 
 MOST_PROCESSES = 8
-"""Of a share, that an agent reports one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """A process on a GPU, by the driver's list."""
-
     pid: Amount
-    """On the node."""
     inner_pid: Amount = 0
-    """In its container, or 0 if it is not known."""
     command: ShortText = ""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
@@ -424,21 +397,16 @@ class ShareMeasurement:
     container: ContainerText
     device: DeviceUuid
     memory_mib: Mib | None = None
-    """None if neither the driver nor HAMi-core reports it."""
     cores_percent: Percent | None = None
-    """Of the device's cores; None if it is not reported."""
     position: Count | None = None
-    """Of its MIG instance; or None."""
     processes: Amount = 0
     running: Annotated[tuple[ProcessUse, ...], Meta(max_length=MOST_PROCESSES)] = ()
-    """Those of them with the most memory."""
     idle_since: Seconds | None = None
     """Unix seconds of the last kernel or change of memory; None while it is in use."""
     held_memory_mib: Mib | None = None
-    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    """As read back; None where there is nothing to read."""
     held_cores_percent: Percent | None = None
     held_difference: LongText = ""
-    """How that differs from the lease; or empty."""
     read_back_at: Seconds = 0.0
 
     @property

@@ -26,8 +26,6 @@ _ELSEWHERE = {"namespace", "name", *_READ_AS}
 
 
 class LeaseOutline(msgspec.Struct, frozen=True):
-    """The part of a copy that is read outside of a rebuild."""
-
     created_at: float = 0.0
     resources: dict[str, int] = {}
 
@@ -40,10 +38,6 @@ def lease_outline(text: str) -> LeaseOutline:
 
 
 def dump_lease(lease: Lease) -> str:
-    """Encode a lease as compact JSON.
-
-    For example, `load_lease(dump_lease(lease), namespace=..., name=...)` is the lease, as bound.
-    """
     return msgspec.json.encode(copy_of(lease)).decode()
 
 

@@ -23,16 +23,13 @@ class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[Placement, ...]
     priority: int = 0
     read_version: int | None = None
-    """The ledger's version by which the candidates were chosen: beside a pod that `repels` others
-    and was reserved for later, no lease is given. None for kube-scheduler, which knows such
-    pods."""
+    """By which the candidates were chosen: no lease is given beside a pod that `repels` others and
+    was reserved for later. None for kube-scheduler, which knows such pods."""
     repels: tuple[AntiAffinityTerm, ...] = ()
-    """The pod's required anti-affinity, in force before the watcher reports it."""
+    """In force before the watcher reports it."""
     selected_as: tuple[str, ...] = ()
-    """Resources as which it is counted for the rules of other pods."""
     guards: tuple[str, ...] = ()
-    """Those of its own rules: no lease is given if more of them were reserved since
-    `read_version`."""
+    """Those of its own rules: no more of them may be reserved since `read_version`."""
     uncounted: Uncounted = ()
     """Pods that may have a lease which does not count them: then no lease is given."""
 
@@ -100,15 +97,12 @@ class NoCapacity:
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     quotas: tuple[QuotaExcess, ...] = ()
-    """For each candidate that a quota refused."""
     reserved_for_other: bool = False
     """A candidate's capacity is reserved for a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangIncomplete:
-    """The pod fits, but its gang does not: no pod of it is reserved for."""
-
     pod: PodUid
 
 
@@ -119,11 +113,8 @@ class GonePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """The lease has more of something than the ledger stores."""
-
     pod: PodUid
     reason: str
-    """What there is too much of, how much, and the limit."""
 
 
 ReservationOutcome = (
@@ -163,9 +154,7 @@ class LedgerChange:
     cause: str
     capacity: int
     version: int = 0
-    """The highest that the ledger had given then."""
     nodes: tuple[LedgerNode, ...] = ()
-    """With changed inventory, in full."""
     removed: tuple[NodeName, ...] = ()
     used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
@@ -177,22 +166,17 @@ class LedgerStatus:
     capacity: int
     vanished: int
     expires_at: float
-    """When the first reservation expires; 0 without one."""
+    """Of the first reservation; 0 without one."""
     waiting: int
     unsynced: int
-    """Leases whose nodes or annotations may be outdated after a resize."""
     preemptions: int
     budgets: int
     changed_gangs: int
-    """Gangs whose pods must be decided again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSnapshot:
-    """Nodes, to be brought up to date by the changes after `position`.
-
-    It may already contain such a change, which can be applied again.
-    """
+    """The changes after `position` may be applied although it contains some of them."""
 
     position: str
     capacity: int
@@ -202,15 +186,13 @@ class LedgerSnapshot:
 
 class UnreadableRecord(NamedTuple):
     kind: str
-    """The key that has it, such as `leases`, without prefix."""
     key: str
     """UID of the pod, UUID of the device, name of the node, quota's namespace; or empty."""
     node: str = ""
-    """Of a lease, device or node."""
 
 
 UNTRIED = "KubeScheduler"
-"""The code of the reason of a pod that kube-scheduler keeps waiting, and no extender refused."""
+"""Code of a pod that kube-scheduler keeps waiting, and no extender refused."""
 RESERVED_FOR_OTHER = -1
 """Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 
@@ -223,15 +205,15 @@ class WaitingPod:
     """That the verdict is based on, or `RESERVED_FOR_OTHER`."""
     waiting_since: float = 0.0
     receives_offers: bool = True
-    """Whether freed capacity is offered to it, and not to another pod of its gang, or later."""
+    """Freed capacity is offered to it, not to another pod of its gang, or later."""
     min_members: int = 0
     """The verdict holds while fewer pods of its gang exist; 0 for any number."""
     scheduler_reason: str = ""
-    """Why it waits as kube-scheduler reports it, which chooses its node; empty for other pods."""
+    """Of a pod whose node kube-scheduler chooses, in its words."""
 
     @property
     def was_filtered_out(self) -> bool:
-        """Whether the extender has refused it, of a pod whose node kube-scheduler chooses."""
+        """The extender has refused it."""
         return self.queued.by_kube_scheduler and self.refusal.counts != ((UNTRIED, 0),)
 
     @property
@@ -268,7 +250,6 @@ def waits_for_budget(pod: PodGated) -> WaitingPod:
 
 
 def waits_for_kube_scheduler(queued: PodQueued, reason: str, now: float) -> WaitingPod:
-    """Return a pod that no extender has refused, and why kube-scheduler has not placed it."""
     scheduler = queued.scheduler or "kube-scheduler"
     refusal = Refusal(
         reason=f"{scheduler} has not tried it yet", counts=((UNTRIED, 0),), permanent=True
@@ -285,15 +266,12 @@ def waits_for_kube_scheduler(queued: PodQueued, reason: str, now: float) -> Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangEnrollment:
-    """The pods of a gang, counted as some of them were enrolled."""
-
     live_count: int
     waiting_count: int
     waiting: tuple[WaitingPod, ...] = ()
     """By priority, then age. Empty while they are too few, and once the gang runs, unless an
     enrolled pod was queued again."""
     leases: tuple[Lease, ...] = ()
-    """If enrolled pods have leases: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
     nodes: tuple[NodeName, ...] = ()
     """Of a gang with a topology: the nodes on which its pods hold leases."""
@@ -302,24 +280,21 @@ class GangEnrollment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitResult:
     stale: tuple[PodUid, ...] = ()
-    """Pods to place again: capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
     gone: tuple[PodUid, ...] = ()
     changed: tuple[PodUid, ...] = ()
-    """Pods that waited already, for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
-    """The stored totals of a node and the leases whose sum they must be, read atomically."""
+    """The stored totals of a node and the leases whose sum they must be."""
 
     node: LedgerNode
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
     is_known: bool = True
-    """Whether the API server has the node, as far as the ledger knows."""
+    """The API server has the node, as far as the ledger knows."""
     reported: tuple[DeviceUuid, ...] = ()
-    """The healthy devices of its latest report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +305,6 @@ class OfferedPods:
 
 
 class FeedTruncatedError(ConflictError):
-    """The feed has no such position any more: a new snapshot is needed."""
-
     def __init__(self, position: str, reason: str) -> None:
         super().__init__(f"the ledger's feed cannot continue from {position}: {reason}")
         self.position = position
@@ -348,10 +321,7 @@ def with_changes(
 def counted_use(
     leases: Iterable[Lease],
 ) -> tuple[dict[DeviceUuid, DeviceUse], dict[NodeName, dict[str, int]]]:
-    """Sum up what leases take of devices and nodes, to which the ledger's totals must be equal.
-
-    Fences are the highest among the leases; a device's own may be higher.
-    """
+    """The ledger's totals must be equal to it. Only fences of devices may be higher."""
     devices: dict[DeviceUuid, DeviceUse] = {}
     nodes: dict[NodeName, dict[str, int]] = {}
     for lease in leases:

@@ -12,7 +12,7 @@ from shared.model.quantity import timestamp
 from shared.model.requests.request import Gang
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
-"""Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
+"""RFC 3339. A volume can expose it to the pod."""
 MOST_START_EVENTS = 16
 
 
@@ -21,10 +21,8 @@ class PreemptionCause(StrEnum):
 
     EXPIRED = "expired"
     RECLAIMABLE = "reclaimable"
-    """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
     POLICY = "policy"
-    """The exhausted budget of its namespace evicts running pods."""
     VIOLATION = "violation"
     """It violates its limits, and the administrator enabled eviction for that."""
 
@@ -33,10 +31,8 @@ class PreemptionStage(StrEnum):
     OPENED = "opened"
     """Devices are claimed; no victim is announced yet."""
     ANNOUNCED = "announced"
-    """Victims know the time of their eviction."""
     EVICTING = "evicting"
     HANDED = "handed"
-    """The preemptor pod has its lease."""
 
 
 TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
@@ -53,7 +49,6 @@ class EvictionOutcome(StrEnum):
     GONE = "gone"
     """The pod no longer exists, or another pod has its name."""
     BLOCKED = "blocked"
-    """A PodDisruptionBudget forbids it now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +61,7 @@ class Victim:
     owner: str
     """UID of its controller, or `NAMESPACE/NAME`."""
     budget: str
-    """State of its namespace's budget when it was chosen; empty for other causes."""
+    """Of its namespace when it was chosen; empty for other causes."""
     grace_s: float
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
@@ -76,12 +71,10 @@ class Victim:
 
     @property
     def leases(self) -> tuple[PodUid, ...]:
-        """UIDs of what holds the leases that end."""
         return self.claims or (self.pod,)
 
 
 def devices_of(wanted: Iterable[Reservation]) -> frozenset[DeviceUuid]:
-    """Return the devices of each pod's first candidate."""
     shares = (share for reservation in wanted for share in reservation.candidates[0].shares)
     return frozenset(share.device for share in shares)
 
@@ -100,12 +93,12 @@ class Preemption:
     """Leases that end early, for a waiting pod or because of a budget's policy."""
 
     id: str
-    """UID of the preemptor pod, or name of the gang, which has one at a time; or `policy:` or
-    `violation:` and the victim's UID."""
+    """UID of the preemptor pod, or name of the gang; or `policy:` or `violation:` and the victim's
+    UID."""
     victims: tuple[Victim, ...]
     wanted: tuple[Reservation, ...] = ()
-    """Of the preemptor pod, or of all pods of the gang that start together; of a `claiming` pod,
-    that of its ResourceClaim, which gets the lease."""
+    """Of the preemptor pod, or of all pods of the gang; of a `claiming` pod, that of its
+    ResourceClaim."""
     claiming: ClaimingPod | None = None
     """The preemptor pod if it waits for a ResourceClaim."""
     gang: Gang | None = None
@@ -117,10 +110,9 @@ class Preemption:
     """Not before; 0 until the victims are announced."""
     expires_at: float = 0.0
     notice_s: float = 0.0
-    """From the announcement to the eviction."""
     reason: str = ""
     cancelled: str = ""
-    """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
+    """The planner gives it up: nothing is evicted."""
     by_kube_scheduler: bool = False
     """kube-scheduler chooses the preemptor pod's node, and is offered the devices."""
 
@@ -134,7 +126,6 @@ class Preemption:
 
     @property
     def holders(self) -> tuple[PodUid, ...]:
-        """UIDs of what gets the leases: the pods, or the ResourceClaim."""
         return tuple(reservation.pod for reservation in self.wanted)
 
     @property
@@ -173,7 +164,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRecord:
-    """A journal entry: the evicted pod, the budget that caused it, and the pod that benefits."""
+    """The evicted pod, the budget that caused it, and the pod that benefits."""
 
     at: float
     preemption: str
@@ -187,7 +178,7 @@ class EvictionRecord:
     devices: tuple[DeviceUuid, ...]
     outcome: EvictionOutcome
     for_pod: str = ""
-    """UID of the pod that gets the devices; empty for a gang, or if there is none."""
+    """Of the pod that gets the devices; empty for a gang."""
     for_namespace: str = ""
     for_name: str = ""
     """Of the pod, or `gang NAME`."""
@@ -199,7 +190,6 @@ class StoredPreemption:
     preemption: Preemption
     version: int
     claimed: bool
-    """Whether the ledger still reserves the devices of all its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +199,7 @@ class EndingLease:
     name: str
     ends_at: float
     enforced: bool
-    """Whether it ends by then at the latest; else it is expected to."""
+    """It ends by then at the latest; else it is expected to."""
 
 
 def start_text(ends: Sequence[EndingLease], last: str) -> str:
@@ -229,13 +219,10 @@ class PromiseOutcome(StrEnum):
     WITHDRAWN = "withdrawn"
     """Its pods have an Event with the reason."""
     NOT_NEEDED = "not_needed"
-    """Its pods are gone, or have started without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedPromise:
-    """A journal entry: how the promised start of a pod or a gang has ended."""
-
     at: float
     namespace: Namespace
     outcome: PromiseOutcome
@@ -247,11 +234,10 @@ class StoredStart:
     """The planned start of a waiting pod, or of a gang: its devices are claimed until then."""
 
     id: str
-    """UID of the pod, or name of the gang."""
     wanted: tuple[Reservation, ...]
     at_once: tuple[Mapping[str, int], ...]
-    """How much of each pod's ordinary resources is claimed from the start; the rest is freed by the
-    leases that end first."""
+    """Of each pod's ordinary resources, claimed from the start; the leases that end first free the
+    rest."""
     waits_for: tuple[EndingLease, ...]
     """In the order of their ends."""
     at: float
@@ -274,7 +260,6 @@ class StoredStart:
         return self.wanted[0].namespace
 
     def ended(self, outcome: PromiseOutcome, now: float) -> EndedPromise | None:
-        """Return the journal's entry, or None if it was no promise."""
         if not self.enforced:
             return None
         return EndedPromise(
@@ -285,7 +270,6 @@ class StoredStart:
         )
 
     def name_of(self, lease: EndingLease) -> str:
-        """Return how Events of its pods name another one."""
         return name_in(self.namespace, lease.namespace, lease.name)
 
     @property
@@ -298,13 +282,10 @@ class StoredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionState:
-    """All stored preemptions, planned starts, evictions and budget states."""
-
     open: tuple[StoredPreemption, ...] = ()
     starts: tuple[StoredStart, ...] = ()
     evictions: tuple[EvictionRecord, ...] = ()
     budgets: Mapping[Namespace, BudgetChanged] | None = None
-    """As published last."""
 
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
         return (self.budgets or {}).get(namespace)
@@ -313,10 +294,8 @@ class PreemptionState:
         return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)
 
     def preemption_for(self, pod: PodUid) -> Preemption | None:
-        """Return the preemption in progress for a pod or its gang, or None if there is none."""
         preemptions = (read.preemption for read in self.open)
         return next((own for own in preemptions if pod in own.pods), None)
 
     def preemptors(self) -> frozenset[PodUid]:
-        """Return the pods for which others are preempted."""
         return frozenset(pod for read in self.open for pod in read.preemption.pods)

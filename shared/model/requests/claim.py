@@ -1,7 +1,6 @@
 """ResourceClaims: the names that our DRA driver, its slices and the binder agree on; pure.
 
-The API is `resource.k8s.io/v1`
-(https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/).
+The API is `resource.k8s.io/v1`.
 """
 
 import re
@@ -14,7 +13,7 @@ from shared.model.leases.lease import Share
 from shared.model.names import DeviceUuid
 
 DRIVER = "gpu.leasehold.dev"
-"""`driver` of our ResourceSlices and allocation results. The pool is the name of the node."""
+"""Of our ResourceSlices and allocation results. The pool is the name of the node."""
 LEASED = "leasehold.dev/Leased"
 """Binding condition of the devices: True once the ledger has the claim's lease."""
 REFUSED = "leasehold.dev/Refused"
@@ -22,26 +21,21 @@ REFUSED = "leasehold.dev/Refused"
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 
 CLAIMS_FIELD = "spec.resourceClaims"
-"""The field of a pod that names its claims."""
 
 RETRIED_AT = "leasehold.dev/claims-retried-at"
-"""Annotation of a pod that waited on its node although its claims had leases. Its change makes the
-kubelet try again."""
+"""Of a pod that waited on its node although its claims had leases. A change makes the kubelet try
+again."""
 
 EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernetes.io/")
-"""Prefixes of extended resources for which schedulers create claims: of our class, and of any class
-by its name."""
+"""For which schedulers create claims: of our class, and of any class by its name."""
 
 MEMORY = "memory"
-"""In bytes."""
 CORES = "cores"
-"""In percent of a device's compute."""
 SLOTS = "slots"
-"""In shares; every share consumes 1."""
 
 
 ClaimMode = Literal["", "mps", "time"]
-"""The sharing mode that a claim demands by the device which it selects; empty without a demand."""
+"""Demanded by the device that a claim selects."""
 DEMANDED_MODES: tuple[ClaimMode, ...] = ("mps", "time")
 PROFILE_LENGTH = 22
 """Characters of a profile's name in the name of a device, which has at most 63."""
@@ -55,32 +49,25 @@ class TaintEffect(StrEnum):
     """
 
     NO_SCHEDULE = "NoSchedule"
-    """The device is not allocated to further claims that do not tolerate it."""
     NO_EXECUTE = "NoExecute"
     """Besides, Kubernetes deletes the pods that use it and do not tolerate it."""
 
 
 class DraMode(StrEnum):
-    """Whether ResourceClaims are served, and how a lease precedes its pod."""
-
     OFF = "off"
     CONDITIONS = "conditions"
-    """Binding conditions: with any scheduler, 5 s more until the pod is bound."""
+    """With any scheduler, 5 s more until the pod is bound."""
 
 
 class ClaimableDevice(NamedTuple):
-    """What claims can be allocated: a GPU, as one of its parts or in one of its sharing modes."""
-
     profile: MigProfile | None = None
-    """Of its MIG instances; None for a GPU that is not in MIG mode."""
     mode: ClaimMode = ""
 
 
 def device_name(uuid: DeviceUuid, part: str = "") -> str:
     """Return the name of a device in ResourceSlices, or of one of its MIG profiles or modes.
 
-    It is a DNS label, made from the UUID, since indices may change while a claim is allocated. For
-    example, `1g.5gb+me` of `GPU-3F2A-1` becomes `gpu-3f2a-1-1g-5gb-plus-me`.
+    It is a DNS label: `1g.5gb+me` of `GPU-3F2A-1` becomes `gpu-3f2a-1-1g-5gb-plus-me`.
     """
     name = uuid.lower()
     if not part:
@@ -90,7 +77,6 @@ def device_name(uuid: DeviceUuid, part: str = "") -> str:
 
 
 def allocated_name(share: Share) -> str:
-    """Return the name of the device that a claim was allocated for a share."""
     if share.mig:
         return device_name(share.device, share.mig.profile)
     return device_name(share.device, share.mode if share.mode in DEMANDED_MODES else "")
@@ -108,9 +94,7 @@ def demanded_mode(name: str) -> ClaimMode:
 def claimable(device: Device) -> dict[str, ClaimableDevice]:
     """Return what claims can be allocated of a device, by name.
 
-    It is the device, once without a demand and once for each mode that it offers, or in MIG mode
-    each profile of its layouts, the smallest first. Nothing is of a device that is offered as
-    replicas.
+    In MIG mode each profile, the smallest first; else the device for each mode.
     """
     if device.replicas is not None:
         return {}
@@ -127,8 +111,5 @@ def claimable(device: Device) -> dict[str, ClaimableDevice]:
 
 
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:
-    """Identify an allocation of a claim by its `allocationTimestamp` and its results.
-
-    Each of `devices` has a request, a device's name and a share ID, which may be empty.
-    """
+    """Each of `devices` has a request, a device's name and a share ID."""
     return " ".join([allocated_at, *sorted("/".join(result) for result in devices)])

@@ -1,21 +1,19 @@
 """Ports of a node that pods reserve, counted as resources of the node; pure.
 
-A pod that reserves a port on all addresses of a node takes all of the port's resource. On a single
-address it takes one part of it, and all of a resource of that address. So two pods conflict as for
-kube-scheduler: on the same address, or if one of them takes all addresses.
+A pod that reserves a port on all addresses takes all of the port's resource. On a single address it
+takes one part of it, and all of a resource of that address. So pods conflict as for kube-scheduler.
 """
 
 from collections.abc import Iterable, Mapping
 
 HOST_PORT_PREFIX = "host port "
 HOST_PORT_PARTS = 1024
-"""What every node has of every port: for as many pods that reserve it on different addresses."""
+"""For as many pods that reserve a port on different addresses."""
 TOO_MANY = f"{HOST_PORT_PREFIX}*"
-"""In use on a node of which the ports in use are too many to be counted."""
+"""More ports are in use than are counted."""
 ALL_ADDRESSES = frozenset({"", "0.0.0.0"})  # noqa: S104 - as pods write it
 
 MOST_IN_USE = 128
-"""Resources for ports of one node that are counted."""
 
 HostPorts = tuple[tuple[str, int], ...]
 
@@ -38,7 +36,6 @@ def host_ports(ports: Iterable[tuple[str, int, str]]) -> HostPorts:
 
 
 def ports_in_use(used: Mapping[str, int]) -> dict[str, int]:
-    """Return the ports among resources in use, or `TOO_MANY`."""
     ports = {
         name: amount
         for name, amount in used.items()

@@ -26,7 +26,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What it takes beside the pod's resources, by `numa_cpus_name`."""
     node_version: Fence = 0
     weighed: LongText = ""
-    """What the policy weighed, for `explain`; or empty."""
 
 
 class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -53,19 +52,19 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No node fits. Reasons are counted over all nodes; a few nodes have details."""
 
     reason: MessageText
-    """One line with the numbers, as Kubernetes' `0/N nodes are available: …`."""
+    """One line, as Kubernetes' `0/N nodes are available: …`."""
     counts: tuple[tuple[KeyText, Amount], ...] = ()
-    """Machine-readable reason and number of nodes, most frequent first."""
+    """With the number of nodes, most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
     hint: MessageText = ""
     permanent: bool = False
-    """Freed capacity cannot help; only a change of the pod or the cluster can."""
+    """Only a change of the pod or the cluster can help."""
     quota: ShortText = ""
-    """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
+    """Namespace whose quota is exceeded; its freed capacity is offered to the pod."""
     forming: bool = False
     """Pods of its gang are missing, and may be created any moment."""
     domains: tuple[DomainRoom, ...] = ()
-    """If the pods of its gang must share a domain: those with the most room, the largest first."""
+    """If the pods of its gang must share a domain: the largest first."""
 
     @property
     def text(self) -> str:

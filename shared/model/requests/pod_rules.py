@@ -1,9 +1,10 @@
 """What a pod requires or prefers of the pods beside it: affinity, anti-affinity and spread; pure.
 
-The pods that a rule selects are counted by node, as a resource of the node. A lease takes one of
-each such resource whose rule selects its pod, so that the ledger counts pods from their
-reservation on.
+The pods that a rule selects are counted by node, as a resource of the node, of which their leases
+take one: from their reservation on.
+
 https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
+
 https://kubernetes.io/docs/concepts/scheduling-eviction/topology-spread-constraints/
 """
 
@@ -20,32 +21,26 @@ from shared.model.devices.node import AntiAffinityTerm, LabelRequirement
 from shared.model.names import Namespace
 
 SELECTED_PREFIX = "selected pods "
-"""Followed by the digest of a `PodSelection`: a resource of nodes, of which no node has a limit."""
+"""Before the digest of a `PodSelection`."""
 MOST_SELECTIONS = 128
-"""Different selections of the rules of waiting pods whose pods are counted."""
 MOST_RULES = 32
-"""Rules of one kind that a pod may have."""
 
 
 class PodSelector(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     labels: tuple[LabelRequirement, ...] = ()
     """All must hold; without any, all pods of the namespaces are selected."""
     namespaces: tuple[Namespace, ...] = ()
-    """Sorted."""
     namespace_labels: tuple[LabelRequirement, ...] | None = None
     """Further namespaces, by their labels; empty: all; None: no further ones."""
 
 
 class PodSelection(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """The pods that all of these select."""
-
     selectors: tuple[PodSelector, ...]
     with_terminating: bool = True
     """Pods that are being deleted count, too."""
 
     @property
     def resource(self) -> str:
-        """Return the name of the resource as which they are counted."""
         return SELECTED_PREFIX + blake2b(msgspec.msgpack.encode(self), digest_size=10).hexdigest()
 
 
@@ -67,8 +62,6 @@ class AntiAffinityRule(Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 class SpreadRule(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """A topology spread constraint."""
-
     counted_as: KeyText = ""
     """Empty: no pod is selected."""
     key: KeyText
@@ -97,12 +90,10 @@ class PodRules(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     spread: Annotated[tuple[SpreadRule, ...], Meta(max_length=MOST_RULES)] = ()
     preferred: Annotated[tuple[PreferenceRule, ...], Meta(max_length=2 * MOST_RULES)] = ()
     repels: Annotated[tuple[AntiAffinityTerm, ...], Meta(max_length=MOST_RULES)] = ()
-    """The required anti-affinity, which keeps later pods off, too: in all namespaces where it
-    selects namespaces by labels."""
+    """The required anti-affinity, which keeps later pods off, too."""
 
     @property
     def counted(self) -> frozenset[str]:
-        """Return the resources as which its required rules count pods."""
         names = [rule.counted_as for rule in self.anti_affinity]
         names += [rule.counted_as for rule in self.spread if rule.required]
         if self.affinity is not None:
@@ -111,7 +102,6 @@ class PodRules(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def is_required(self) -> bool:
-        """Return whether some nodes may be excluded, rather than only liked less."""
         return bool(self.affinity or self.anti_affinity or any(r.required for r in self.spread))
 
 
@@ -122,7 +112,6 @@ class DomainRule(StrEnum):
     ANTI_AFFINITY = "PodAntiAffinity"
     SPREAD = "PodTopologySpread"
     SPREAD_LABEL = "MissingTopologyLabel"
-    """A node without the label of a spread constraint."""
 
 
 class NodeDomains(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -147,11 +136,10 @@ class DomainScores(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
     key: KeyText
     scores: tuple[tuple[NameText, SignedAmount], ...]
-    """Sorted by value."""
 
 
 def selected_in_use(used: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of selected pods among resources in use, which may be below 0."""
+    """Return counts, which may be below 0."""
     return {
         name: amount for name, amount in used.items() if amount and name.startswith(SELECTED_PREFIX)
     }

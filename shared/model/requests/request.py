@@ -63,15 +63,13 @@ class DeviceOrder(StrEnum):
     TIGHTEST = "tightest"
     """Most cores in use, then most memory, then lowest index (gpu-manager)."""
     LEAST_LINKED = "least-linked"
-    """Least sum of `Device.links`, then lowest index (HAMi's `topology-aware`): devices with good
-    links are left for requests of several."""
+    """Least sum of `Device.links`, then lowest index (HAMi's `topology-aware`)."""
 
 
 class SharingPolicy(IntEnum):
-    """How a share shares its device with others. The ledger's functions use the same numbers."""
+    """How a share shares its device with others. The ledger uses the same numbers."""
 
     SHARED = 0
-    """Fits while some of the device's cores are unreserved."""
     EXCLUSIVE = 1
     """Needs an idle device and takes it exclusively."""
     BEST_EFFORT = 2
@@ -102,14 +100,12 @@ class NodeOrder(StrEnum):
 
     @property
     def compares(self) -> bool:
-        """Whether nodes are compared by their worth to the pods that usually arrive."""
         # Texts: it is asked for every pod, and to look up two members takes five times as long.
         return self in ("fragmentation", "power")
 
 
 LEAST_SHARE_MIB = 512
-"""Memory with which a CUDA program can start: its context alone takes 300 to 600 MiB, depending on
-GPU and driver. Smaller shares are leased with a warning."""
+"""A CUDA context alone takes 300 to 600 MiB. Smaller shares are leased with a warning."""
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -122,44 +118,36 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     memory_percent: Percent | None = None
     """Per device; wins over the amounts. Without any of the three it is all of the memory."""
     memory_billionths: Billionths = 0
-    """Per device, exactly, or 0. `memory_percent` is then the same rounded down, at least 1, by
-    which queues and rankings compare."""
+    """Exact, per device. `memory_percent` is the same rounded down, at least 1, for queues and
+    rankings."""
     cores_percent: Percent = 0
     """Of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
-    """Whole devices: idle before, exclusive after."""
     slotted: bool = True
-    """The share takes a slot of the device (the kubelet counts slots, not MiB)."""
+    """The kubelet counts slots, not MiB."""
     init: bool = False
-    """It ends before the pod's next container starts, which may use the same part of a device. A
-    sidecar does not end, so it is no init container here."""
+    """It ends before the pod's next container starts, unlike a sidecar."""
     memory_bytes: Amount | None = None
-    """Per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
-    container's limit is exact."""
+    """Per device. The share takes whole MiB, rounded up; the limit is exact."""
     percent_of_mib: bool = False
-    """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
+    """Of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     idle_parts: bool = False
-    """A part of a device would need an idle one, like exclusive ones; hints mention it."""
+    """Hints mention that a part of a device would need an idle one."""
     slots: Count = 0
     """Of a device in the dialect; 0 for `Device.slots`."""
     mig_allowed: bool = False
-    """A MIG instance may replace a share that HAMi-core enforces."""
     records_requested_units: bool = False
-    """The lease must carry `Share.requested_units`."""
     strict: bool = False
     number_of: KeyText = ""
-    """The resource of which it requests a number and nothing else, for whole devices; or empty. A
-    replica that is offered by that name serves as well."""
+    """The resource of which it requests a number and nothing else. A replica of that name serves as
+    well."""
     replica_only: bool = False
-    """That resource is of replicas only: no whole device serves."""
     limited: bool = True
     """Its limits must be held, unless it is a whole device (not in gpushare)."""
     held_by: HeldBy = NO_DEMAND
-    """What has to hold them."""
     exclusive_cpus: Count = 0
-    """CPUs that it gets exclusively, where kubelets give any: all containers of its pod limit CPU
-    and memory and request no less, and it requests whole CPUs."""
+    """The pod is Guaranteed, and the container requests whole CPUs."""
 
     def __post_init__(self) -> None:
         if self.whole and self.sharing is not SharingPolicy.EXCLUSIVE:
@@ -176,21 +164,20 @@ class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_
     """Which devices the pod's author allows. Empty collections and None do not constrain."""
 
     types: Choices = ()
-    """The model must contain one of these, whatever the letter case."""
+    """The model must contain one of these, in any letter case."""
     not_types: Choices = ()
     models: Choices = ()
-    """`model_label` of the model must be one of these, exactly."""
     not_models: Choices = ()
     uuids: Choices = ()
     not_uuids: Choices = ()
     mode: ChoiceText | None = None
-    """A `DeviceMode`, exactly as written by the author."""
+    """A `DeviceMode`, as written by the author."""
 
 
 class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One requirement on a node's labels (or, with `field`, on its name).
 
-    `operator` is one of In, NotIn, Exists, DoesNotExist, Gt, Lt as in NodeSelectorRequirement.
+    `operator` is as in NodeSelectorRequirement.
     """
 
     key: KeyText
@@ -200,8 +187,6 @@ class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Kubernetes' `Toleration` without the seconds."""
-
     key: KeyText = ""
     operator: ShortText = "Equal"
     value: NameText = ""
@@ -213,13 +198,12 @@ class VolumeRule(StrEnum):
 
     NODE_AFFINITY = "VolumeNodeAffinity"
     ZONE = "VolumeZone"
-    """A bound volume has labels of a zone or region."""
     NO_VOLUME = "NoVolumeToBind"
     """A claim waits for its first consumer; a volume for it exists, or can be created, there."""
     STORAGE = "NotEnoughStorage"
-    """There the driver has the capacity for the volume (CSIStorageCapacity)."""
+    """CSIStorageCapacity."""
     IN_USE = "VolumeInUse"
-    """A ReadWriteOnce volume is in use on this node, and can be attached to no other."""
+    """A ReadWriteOnce volume is in use on this node."""
 
 
 AllTerms = Annotated[tuple[NodeTerm, ...], Meta(max_length=MOST_ENTRIES)]
@@ -234,7 +218,7 @@ class VolumeRequirement(msgspec.Struct, frozen=True, kw_only=True, gc=False, omi
 
     rule: VolumeRule
     terms: VolumeTerms = ()
-    """Any one term must hold, with all of its requirements; without any, no node will do."""
+    """Any one must hold; without any, no node will do."""
 
 
 class ClaimVolume(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -242,14 +226,14 @@ class ClaimVolume(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
 
     name: NameText
     terms: VolumeTerms = ()
-    """Its required node affinity; without any, every node reaches it."""
+    """Without any, every node reaches it."""
 
 
 class PodClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A PersistentVolumeClaim of the pod, and what has to be done for it once a node is chosen.
 
-    Nothing, if it is bound. Else the first of its `volumes` that the node reaches is bound to it;
-    if there is none, its node is selected, and its provisioner creates a volume.
+    Unless it is bound, the first of its `volumes` that the node reaches is bound to it, or its
+    provisioner creates one.
     """
 
     name: NameText
@@ -261,52 +245,45 @@ class PodClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 RepelledFrom = tuple[tuple[KeyText, frozenset[NameText]], ...]
-"""Labels of nodes, and the values of each where a pod must not run."""
+"""Labels of nodes, and the values where a pod must not run."""
 Within = tuple[tuple[KeyText, frozenset[NameText]], ...]
-"""Labels of nodes, and the values of each where a pod may run."""
+"""Labels of nodes, and the values where a pod may run."""
 
 
 HostPorts = Annotated[tuple[tuple[KeyText, Amount], ...], Meta(max_length=MOST_HOST_PORTS)]
-"""Names and amounts of `shared.model.requests.host_ports`, sorted."""
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Requirements on the node besides devices. Equal values share one cached result."""
 
     selector: tuple[tuple[KeyText, NameText], ...] = ()
-    """`nodeSelector`, sorted by key."""
     required: tuple[tuple[NodeTerm, ...], ...] = ()
-    """Required node affinity: any one term, all of its requirements."""
     preferred: tuple[tuple[Percent, tuple[NodeTerm, ...]], ...] = ()
     """Weight 1-100 and term of preferred node affinity."""
     tolerations: tuple[Toleration, ...] = ()
     unsupported: tuple[LongText, ...] = ()
-    """Fields that placement does not support; the pod is refused with their paths."""
+    """Fields that placement does not support: the pod is refused."""
     waits_for: LongText = ""
     """What has to be there before any node is looked at: `REASON: WHAT TO DO`."""
     volumes: Annotated[tuple[VolumeRequirement, ...], Meta(max_length=5 * MOST_CLAIMS)] = ()
-    """All must hold."""
     host_ports: HostPorts = ()
-    """Ports of the node, as resources."""
     sole_manager: bool = False
-    """On the node, no other program may read the annotations by which the pod requests GPUs."""
+    """No other program may read the annotations by which the pod requests GPUs."""
     repelled_from: RepelledFrom = ()
-    """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
+    """By required anti-affinity of running pods; set for a decision only."""
     within: Within = ()
-    """Where the pods of its gang are to run; set for a decision only."""
+    """For the pods of its gang; set for a decision only."""
     domains: tuple[NodeDomains, ...] = ()
-    """Where its rules about other pods let it run; set for a decision only."""
+    """By its rules about other pods; set for a decision only."""
     scores: tuple[DomainScores, ...] = ()
-    """What its rules about other pods prefer; set for a decision only."""
+    """By its rules about other pods; set for a decision only."""
 
     @property
     def is_for_decision(self) -> bool:
-        """Return whether it has what differs from pod to pod, and is looked up by label."""
         return bool(self.repelled_from or self.within or self.domains or self.scores)
 
     @property
     def of_template(self) -> "NodeRequirements":
-        """Return it without what is set for a decision only."""
         if not self.is_for_decision:
             return self
         return msgspec.structs.replace(self, repelled_from=(), within=(), domains=(), scores=())
@@ -316,17 +293,16 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """A pod group: at least `min_member` of its pods run, or none."""
 
     name: KeyText
-    """`namespace/name` of the pod group."""
     min_member: Members
     """Without the pods that other schedulers have placed."""
     placed_elsewhere: Count = 0
     required_topology: TopologyKeys = ()
-    """Labels of nodes: on the nodes of all pods, each must have one value."""
+    """On the nodes of all pods, each label must have one value."""
     preferred_topology: TopologyKeys = ()
     """Labels that should have as few values as possible."""
     one_node_claim: NameText = ""
-    """A claim that several of its pods use, and that one node can mount at a time: that is why
-    `required_topology` has the label with the node's name."""
+    """A claim of several of its pods that one node can mount at a time: why `required_topology` has
+    the label with the node's name."""
 
     @property
     def has_topology(self) -> bool:
@@ -334,7 +310,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
     @property
     def decided_as_one(self) -> bool:
-        """Return whether no pod of it is decided on without the others."""
+        """Whether no pod of it is decided on without the others."""
         return self.min_member > 1 or self.has_topology
 
 
@@ -342,14 +318,13 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """How long a pod may run, and is expected to run."""
 
     max_run_s: RunTime | None = None
-    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start."""
+    """`spec.activeDeadlineSeconds`."""
     expected_run_s: RunTime | None = None
     """By the pod's author; nothing enforces it."""
     grace_s: RunTime = 30
-    """`spec.terminationGracePeriodSeconds`: how long its containers may take to end."""
+    """`spec.terminationGracePeriodSeconds`."""
     runs_on: bool = False
-    """Its node runs it for ever (a DaemonSet's or static pod): a namespace's maximum is not for
-    it."""
+    """A DaemonSet's or static pod: no maximum of a namespace is for it."""
 
 
 NO_TERM = Term()
@@ -366,18 +341,16 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     containers: Annotated[tuple[GpuRequest, ...], Meta(max_length=MOST_CONTAINERS)] = ()
     """With GPUs, in spec order: first init containers, with sidecars in between."""
     same_device: bool = False
-    """All containers share one device (gpushare)."""
     triggers: tuple[KeyText, ...] = ()
-    """Resources that the device plugin of the node must serve, so that Allocate is called."""
+    """The device plugin of the node must serve them, so that Allocate is called."""
     selection: DeviceSelection = msgspec.field(default_factory=DeviceSelection)
     distinct_devices: bool = False
     anti_affinity_groups: Groups = ()
-    """Pods of one group must not share a device."""
     memo: MemoText = ""
-    """Data of the dialect, for its own use when the container is set up."""
+    """Data of the dialect for the container's setup."""
     topology_scope: TopologyScope = TopologyScope.NODE
     prefer_links: bool = True
-    """Prefer devices with the best links (a score, not a filter)."""
+    """A score, not a filter."""
     prefer_mig: bool = False
     allocation_weights: tuple[Amount, Amount, Amount] = (0, 0, 1)
     """Of slots, cores and memory, for orders by allocated fraction."""
@@ -385,29 +358,24 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
     resources: Resources = msgspec.field(default_factory=dict)
-    """`cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods` (always 1) and other
-    extended resources in units."""
+    """`cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, others in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
     claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
-    """Its PersistentVolumeClaims, those that are not bound in the order in which volumes are chosen
-    for them. No part of `placement_key`: `node_requirements.volumes` has what they require."""
+    """Unbound ones in the order in which volumes are chosen. No part of `placement_key`:
+    `node_requirements.volumes` has what they require."""
     pod_rules: PodRules | None = None
-    """Its rules about other pods. No part of `placement_key`: a decision turns them into
-    `node_requirements.domains`."""
+    """No part of `placement_key`: a decision turns them into `node_requirements.domains`."""
     selected_as: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_SELECTIONS)] = ()
-    """Resources as which it is counted for the rules of other pods, sorted."""
+    """As which it is counted for the rules of other pods, sorted."""
     uncounted: Uncounted = ()
-    """Pods that may have a lease that does not count them as such a resource, and no node yet."""
+    """They may have a lease that does not count them, and no node yet."""
     priority: Priority = 0
     term: Term = NO_TERM
     """No part of `placement_key`: it changes when devices are free, not which ones fit."""
 
     @property
     def node_resources(self) -> dict[str, int]:
-        """Return the resources that its lease takes of the node.
-
-        With its host ports, and what counts it for the rules of other pods.
-        """
+        """With host ports, and what counts it for the rules of other pods."""
         ports = self.node_requirements.host_ports
         if not (ports or self.selected_as):
             return self.resources
@@ -415,15 +383,11 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
     @property
     def has_required_rules(self) -> bool:
-        """Return whether pods beside it may keep it off nodes by its own rules."""
         return self.pod_rules is not None and self.pod_rules.is_required
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """Return the resources of which no more may be reserved between decision and lease.
-
-        By more of them, its rules about other pods might not hold any more.
-        """
+        """No more of them may be reserved between decision and lease."""
         rules = self.pod_rules
         if rules is None:
             return ()

@@ -80,15 +80,13 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     namespace: Namespace = Namespace("")
     owner: str = ""
-    """Kind and name of the controller, or of the pod."""
     pod: PodUid = PodUid("")
     name: str = ""
     shares: int
     gpus: float
-    """The larger part of a device's cores or memory, added up."""
     memory_mib: int
     gpu_hours: float
-    """The amount times the hours since the last use."""
+    """Since the last use."""
     mib_hours: float
     idle_since: float
 
@@ -111,7 +109,6 @@ class IdleView(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float
     idle_after_s: float
     pods: tuple[IdleHolder, ...]
-    """The most GPU-hours first."""
     total: IdleHolder
     unmeasured_nodes: tuple[NodeName, ...] = ()
     problems: tuple[str, ...] = ()

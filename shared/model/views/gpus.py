@@ -40,7 +40,6 @@ class MeasuredView(View, frozen=True, kw_only=True):
     """What its enforcers hold it to, as read back; None where there is nothing to read."""
     held_cores_percent: int | None = None
     held_difference: str = ""
-    """How that differs from the lease; or empty."""
     read_back_at: float = 0.0
 
 
@@ -63,7 +62,6 @@ class ShareView(View, frozen=True, kw_only=True):
     memory: MemoryEnforcer = "hami-core"
     compute: ComputeEnforcer = "hami-core"
     held_text: str = ""
-    """The same in words, such as `memory by the driver, cores not held`."""
     requested_size: ShareSize | None = None
     measured: MeasuredView | None = None
 
@@ -90,9 +88,8 @@ class DeviceReservation(View, frozen=True, kw_only=True):
     namespace: Namespace = Namespace("")
     """Empty if the viewer may not see it, or if it is not known."""
     name: str = ""
-    """Of the pod, or `gang NAME`."""
     until: float | None = None
-    """Unix seconds of its planned start; null if it preempts others."""
+    """Unix seconds of its planned start; None if it preempts others."""
 
     @property
     def text(self) -> str:
@@ -108,7 +105,6 @@ class DevicePhase(StrEnum):
     """It, or its node, is cordoned, or the node is gone."""
     RESERVED = "Reserved"
     LEASED = "Leased"
-    """In part, or all of it."""
     FREE = "Free"
 
 
@@ -124,26 +120,22 @@ class DeviceView(View, frozen=True, kw_only=True):
     fault: str
     """Empty also if it names a pod that the viewer may not see."""
     excluded: str
-    """Why annotations of the node close it to new shares; empty if none does, or if it is sick."""
+    """Why annotations of the node close it to new shares."""
     memory_mib: int
     unit_mib: int
-    """Of a memory request on this node."""
     used_memory_mib: int
     used_cores_percent: int
     slots: int
     used_shares: int
     fence: int
     sharing_mode: SharingMode | Literal[""] = ""
-    """Of its leases; empty if there are none."""
     offer: Offer = NOTHING_OFFERED
     missing: tuple[MissingEnforcer, ...] = ()
     replicas: Replicas | None = None
-    """As which it is offered; null: by amounts, or by MIG instances."""
+    """None: it is offered by amounts, or by MIG instances."""
     layout: str
     instances: str
-    """Of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
     layouts: int
-    """How many MIG layouts are possible."""
     numa: int | None
     leftovers: tuple[Leftover, ...] = ()
     """Without the names that the viewer may not see."""
@@ -151,10 +143,9 @@ class DeviceView(View, frozen=True, kw_only=True):
     reservation: DeviceReservation | None = None
     phase: DevicePhase = DevicePhase.FREE
     milli_gpu: int = 0
-    """Leased: of each pod the larger part of the device's memory or cores, as budgets weigh it."""
+    """Of each pod the larger part of the device's memory or cores."""
     idle_milli_gpu: int = 0
-    """What of that pods hold all of whose shares of the device are idle, if the viewer may see
-    them."""
+    """Of pods all of whose shares of the device are idle."""
 
 
 class DeviceDetails(DeviceView, frozen=True, kw_only=True):
@@ -207,5 +198,4 @@ class GpusView(View, frozen=True, kw_only=True):
     read_at: float
     nodes: tuple[NodeDevices, ...] = ()
     unmeasured_nodes: tuple[NodeName, ...] = ()
-    """Nodes with leases whose agents did not reply."""
     problems: tuple[str, ...] = ()

@@ -29,13 +29,11 @@ class LeaseView(View, frozen=True, kw_only=True):
     ends_by: float | None = None
     """Of its devices, at the latest: its pod has a maximum run time, which has begun."""
     expected_end: float | None = None
-    """By what its author, or the run times of pods before it, let expect."""
+    """By what its author, or earlier pods' run times, let expect."""
     waiting_size: WaitingSize | None = None
-    """The smaller size of a container that uses more."""
     unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
     shares: tuple[ShareView, ...] = ()
     intervals: dict[str, Interval] = msgspec.field(default_factory=dict)
-    """Lengths of time slices for which its claim asks, by request."""
 
     @property
     def users(self) -> tuple[PodUid, ...]:
@@ -43,7 +41,6 @@ class LeaseView(View, frozen=True, kw_only=True):
 
     @property
     def waiting_text(self) -> str:
-        """Which smaller size it waits for, and how much less must be in use; or empty."""
         size = self.waiting_size
         if size is None:
             return ""
@@ -70,7 +67,7 @@ class StartView(View, frozen=True, kw_only=True):
     at: float
     promised: bool
     """It starts by then at the latest, unless a node or device fails, a pod of higher priority
-    comes, or an administrator acts; else it is expected to start then."""
+    comes, or an administrator acts."""
     text: str
 
     @property
@@ -99,13 +96,10 @@ class WaitingView(View, frozen=True, kw_only=True):
     """The fields for which kube-scheduler chooses its node, or `schedulerName`; empty if a placer
     does."""
     scheduler_reason: str = ""
-    """Why kube-scheduler has not placed it, as in the pod's condition `PodScheduled`."""
     filter_reason: str = ""
-    """Why Leasehold's extender refused it last; empty if it did not, or was not asked."""
     start: StartView | None = None
     first_alike: PodUid
-    """The first pod of its gang that waits for the same reason, or itself. Lists have one row for
-    those of the same `first_alike`."""
+    """Of its gang, for the same reason; lists have one row for these."""
 
     @property
     def text(self) -> str:

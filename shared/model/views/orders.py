@@ -52,7 +52,7 @@ class GrantView(View, frozen=True, kw_only=True):
     granted_minutes: str
     remaining_minutes: str | None
     missing_minutes: str | None = None
-    """To be back in budget; null if it is."""
+    """To be back in budget; None if it is."""
 
 
 class VersionView(View, frozen=True, kw_only=True):
@@ -62,4 +62,4 @@ class VersionView(View, frozen=True, kw_only=True):
     services: dict[str, tuple[str, ...]]
     """Of the replicas of each service: during an upgrade there may be two."""
     user: str = ""
-    """Whom the API has authenticated; empty if the viewer has not signed in."""
+    """Empty if the viewer has not signed in."""

@@ -52,7 +52,7 @@ class PlanView(View, frozen=True, kw_only=True):
     node: NodeName
     shares: tuple[PlannedShare, ...]
     pods: Members = 1
-    """Pods of its gang that would start together, this one included."""
+    """Of its gang that would start together, this one included."""
     victims: tuple[PlannedVictim, ...]
 
 

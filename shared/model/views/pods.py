@@ -32,7 +32,7 @@ class GangView(View, frozen=True, kw_only=True):
 
     name: str
     min_member: int | None
-    """Members that run together; null if no member waits."""
+    """Members that run together; None if no member waits."""
     holding: tuple[str, ...]
     waiting: tuple[str, ...]
 
@@ -78,10 +78,10 @@ class PodCost(View, frozen=True, kw_only=True):
 
     gpu_hours: float
     idle_gpu_hours: float | None
-    """Of a running pod since the last use of each of its GPUs; null if it was not measured."""
+    """Of a running pod since the last use of each of its GPUs; None if it was not measured."""
     currency: str
     per_hour: float | None
-    """Null where a device has no price."""
+    """None where a device has no price."""
     so_far: float | None
     power_w: float | None = None
     """Of what its devices draw, its part of what is leased."""
@@ -92,7 +92,6 @@ class ProcessView(View, frozen=True, kw_only=True):
 
     container: str
     index: int
-    """Of the device on its node."""
     pid: int
     """On the node."""
     inner_pid: int
@@ -118,9 +117,7 @@ class PodView(View, frozen=True, kw_only=True):
     """Those with the most memory, 8 of each share."""
     finished: "FinishedPod | None" = None
     cost: PodCost | None = None
-    """Of a lease, now or finished."""
     has_object: bool = False
-    """Whether the API can read the pod's object."""
     trace: TraceView
     problems: tuple[str, ...] = ()
     """Of components, as a result of which pods may not be placed, or what is shown is old."""
@@ -142,10 +139,10 @@ class FinishedPod(View, frozen=True, kw_only=True):
     started: float
     ended: float
     reason: str = ""
-    """`Succeeded`, `Failed`, or why it was deleted; or empty."""
+    """`Succeeded`, `Failed`, or why it was deleted."""
     gpu_hours: float
     used_memory_mib: int | None = None
-    """The mean; null if it was not measured."""
+    """The mean; None if it was not measured."""
     used_cores_percent: int | None = None
     idle_gpu_hours: float | None = None
-    """While no container used the GPU, as in the costs of its namespace; null: not measured."""
+    """While no container used the GPU; None if it was not measured."""

@@ -27,7 +27,7 @@ class VictimView(View, frozen=True, kw_only=True):
 class PreemptionView(View, frozen=True, kw_only=True):
     id: str
     beneficiary: str
-    """Namespace and name of the pod, or `NAMESPACE/gang NAME`, for which it is; or empty."""
+    """Namespace and name of the pod, or `NAMESPACE/gang NAME`."""
     stage: str
     evict_at: float | None
     victims: tuple[VictimView, ...]
@@ -43,7 +43,6 @@ class EvictionView(View, frozen=True, kw_only=True):
     budget: str
     outcome: str
     beneficiary: str
-    """Namespace and name of the pod that gets the devices; or empty."""
     event: str
 
 

@@ -10,15 +10,13 @@ class PromiseSums(View, frozen=True, kw_only=True):
     namespace: Namespace = Namespace("")
     kept: int
     withdrawn: int
-    """Their pods have an Event with the reason."""
     not_needed: int
-    """Their pods are gone, or have started without them."""
     kept_percent: float | None
     """Of those that were kept or withdrawn, rounded down to tenths; None: there were none."""
     half_known_s: float | None
-    """How long before their pods got GPUs half of the promises that were kept had been made."""
+    """How long before their pods got GPUs half of the kept promises had been made."""
     most_known_s: float | None
-    """How long before, nine of ten of these."""
+    """The same for nine of ten."""
 
 
 class PromisesView(View, frozen=True, kw_only=True):

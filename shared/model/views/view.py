@@ -12,7 +12,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def from_attributes(cls, *sources: object, **others: Any) -> Self:
         """Return a view with `others`, and what `sources` have of its other fields by their names.
 
-        Earlier sources come before later ones. What none has keeps its default.
+        Earlier sources come before later ones.
         """
         fields: dict[str, Any] = {}
         for name in cls.__struct_fields__:

@@ -26,6 +26,7 @@ from tests.support.placer.ledger import (
     share,
     uses,
 )
+from tests.support.servers.nats import free_port
 
 _prefixes = count()
 OTHER_TEXT = "-- Another version.\n"
@@ -195,3 +196,9 @@ async def test_a_reservation_is_the_same_in_every_later_call(url: str, prefix: s
             )
             assert isinstance(outcome, ReservedLease)
             assert outcome.lease.shares[0].slot == number
+
+
+async def test_a_library_is_not_deleted_while_the_server_is_away() -> None:
+    async with LedgerConnection(f"redis://127.0.0.1:{free_port()}", prefix="away:") as connection:
+        with pytest.raises(UnavailableError):
+            await connection.delete_library("leasehold_000000000000")

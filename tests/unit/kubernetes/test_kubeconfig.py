@@ -22,6 +22,7 @@ from shared.kubernetes.kubeconfig import (
     read_kubeconfig,
 )
 
+PLUGIN = {"apiVersion": API_VERSIONS[0], "command": "aws"}
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
@@ -136,12 +137,18 @@ def test_relative_paths_start_at_the_files_folder(
     ("user", "message"),
     [
         ({"exec": {"command": "aws"}}, "has apiVersion None and command aws. Set"),
+        ({"exec": {**PLUGIN, "args": "token"}}, "args that are not a list"),
+        ({"exec": {**PLUGIN, "env": {"A": "b"}}}, "env that are not a list"),
+        ({"exec": {**PLUGIN, "env": ["A=b"]}}, "env is not a mapping"),
+        ({"exec": {**PLUGIN, "env": [{"name": "A"}]}}, "env without a name or a value"),
         ({"auth-provider": {"name": "gcp"}}, "an auth-provider plugin"),
         ({"username": "a", "password": "b"}, "basic authentication"),
         ({"as": "root"}, "impersonation"),
         ({"client-certificate-data": encoded(PEM)}, "only one of client-certificate"),
         ({"client-key": "absent.key", "client-certificate-data": "AA"}, "not base64 PEM|read"),
         ({"token": 5}, "a token that is not text"),
+        ({"token": "abc\n"}, "a token with spaces or control characters"),
+        ({"token": "abc def"}, "a token with spaces or control characters"),
         ({"client-certificate-data": "%%%", "client-key-data": "AAAA"}, "not base64"),
     ],
 )
@@ -342,6 +349,7 @@ async def test_a_client_certificate_of_a_plugin_is_used(tmp_path: Path) -> None:
         ("print('no json')", "no ExecCredential"),
         ("sys.exit(3)", "failed with exit code 3"),
         (credential(), "neither a token nor a certificate"),
+        (credential("abc\n"), "a token with spaces or control characters"),
         (credential(clientCertificateData="CERT"), "only one of certificate and key"),
         ('print(\'{"kind": "Pod"}\')', "wrote Pod of no apiVersion, expected ExecCredential"),
     ],
@@ -375,3 +383,13 @@ def test_the_file_with_the_context_is_used(tmp_path: Path) -> None:
 
     assert credentials.exec_plugin is not None
     assert credentials.exec_plugin.command == "two"
+
+
+@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", b"\xff\xfe"])
+async def test_a_file_that_is_not_one_token_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    credentials = ClusterCredentials(server="https://one:6443", token_file=file)
+
+    with pytest.raises(KubeconfigError, match=r"token: cannot be read \(it is not one token\)"):
+        await RequestAuthentication(credentials, clock=time.monotonic).headers()

@@ -54,6 +54,16 @@ def test_the_probe_uses_the_port_of_the_service(environ: dict[str, str], expecte
     assert probe.address(environ) == expected
 
 
+@pytest.mark.parametrize("where", ["agent", "agent:", "agent:http", "agent:99999"])
+def test_the_probe_reports_what_is_no_address(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(probe.PROBE_VARIABLE, where)
+
+    assert probe.main() == 1
+    assert capsys.readouterr().out == f"http://{where}/readyz: {where!r} is not HOST:PORT\n"
+
+
 KINDS = settings_kinds()
 SUFFIXES = {".yaml", ".md", ".env", ".json", ".service"}
 VARIABLE = re.compile(r"LEASEHOLD_[A-Z0-9_]+")
