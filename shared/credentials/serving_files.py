@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from shared.credentials.tls import NO_PASSPHRASE
 from shared.model.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class ServingFiles:
             if content == self._loaded:
                 return
             context = server_context()
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password=NO_PASSPHRASE)
             if self.client_ca is not None:
                 require_clients(context, self.client_ca.read_text())
         except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError is an OSError

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from shared.model.errors import RequestError
 
+NO_PASSPHRASE = ""
+"""Without one, OpenSSL asks for that of an encrypted key on the terminal."""
 EXPIRED = 10
 NOT_YET = 9
 WRONG_NAMES = (62, 63, 64)
@@ -44,7 +46,7 @@ class TlsFiles:
                 raise RequestError(f"the CA file {self.ca} {_fault(error)}") from error
         if self.certificate is not None:
             try:
-                context.load_cert_chain(self.certificate, self.key)
+                context.load_cert_chain(self.certificate, self.key, password=NO_PASSPHRASE)
             except (OSError, ValueError) as error:
                 files = f"{self.certificate}{f' with the key {self.key}' if self.key else ''}"
                 raise RequestError(f"the client certificate {files} {_fault(error)}") from error
@@ -108,6 +110,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _fault(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
-        reason = (error.reason or "no PEM").lower().replace("_", " ")
+        reason = (error.reason or "no PEM, or a key with a passphrase").lower().replace("_", " ")
         return f"is invalid: {reason}"
     return f"cannot be read: {getattr(error, 'strerror', None) or error}"

@@ -28,6 +28,7 @@ from shared.kubernetes.kubeconfig import (
     ClusterCredentials,
     ExecPlugin,
     KubeconfigError,
+    is_token,
     tls_context,
 )
 from shared.kubernetes.paths import pod_path
@@ -81,14 +82,19 @@ class RequestAuthentication:
 
     def _read(self, file: Path) -> None:
         try:
-            [self._token] = file.read_text().split()
-        except (OSError, ValueError) as error:  # UnicodeDecodeError is one
+            token = file.read_text().strip()
+            reason = "" if is_token(token) else "it is not one token"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except UnicodeDecodeError:
+            reason = "it is not text"
+        if reason:
             if self._token is not None:
                 return
-            reason = error.strerror if isinstance(error, OSError) else "it is not one token"
             raise KubeconfigError(
                 str(file), f"cannot be read ({reason})", "Check the service account's mount"
-            ) from error
+            )
+        self._token = token
         self._read_at = self._clock()
 
 

@@ -192,7 +192,8 @@ def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: st
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()
-        context.load_cert_chain(file.name)
+        # Without a passphrase, OpenSSL asks for that of an encrypted key on the terminal.
+        context.load_cert_chain(file.name, password="")
 
 
 def load_credentials(

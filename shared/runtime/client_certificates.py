@@ -28,12 +28,9 @@ def certificate_required(name: str) -> Middleware:
             return refused
         if certificate and (not name or name in names):
             return await handler(request)
-        logger.warning(
-            "a caller at %s has a certificate for %s, not for %s",
-            request.remote,
-            ", ".join(sorted(names)) or "no name",
-            name,
-        )
-        return web.Response(status=403, text=f"certificate is not for {name}\n")
+        missing = f"a certificate for {name}" if name else "a client certificate"
+        has = f"one for {', '.join(sorted(names)) or 'no name'}" if certificate else "none"
+        logger.warning("a caller at %s needs %s, and has %s", request.remote, missing, has)
+        return web.Response(status=403, text=f"{missing} is required\n")
 
     return check

@@ -76,7 +76,7 @@ async def test_a_caller_without_a_certificate_for_kube_scheduler_is_refused(
 
     status, text = await extender_server.post("filter", b"{}", stranger)
 
-    assert (status, text) == (403, b"certificate is not for kube-scheduler\n")
+    assert (status, text) == (403, b"a certificate for kube-scheduler is required\n")
     for files, scheme in ((None, "https"), (other_ca, "https"), (None, "http")):
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await extender_server.post("filter", b"{}", files, scheme=scheme)
