@@ -19,7 +19,7 @@ from shared.runtime.service import handles
 
 MAX_WRITES = 16
 ATTEMPTS = 3
-"""Writes of one answer, while others change the claim."""
+"""Of one answer, while others change the claim."""
 PERMITTED = ClaimAnswer(
     condition=LEASED,
     reason="Leased",
@@ -31,9 +31,8 @@ PERMITTED = ClaimAnswer(
 class ClaimEnder:
     """Ends leases of claims that are neither allocated nor prepared any more.
 
-    With a grace period the kubelet unprepares a claim before it is deallocated; a pod that is
-    deleted by force loses its claim while its containers still run. What must still end is in the
-    ledger, for any binder.
+    A pod that is deleted by force loses its claim while its containers still run. What must still
+    end is in the ledger, for any binder.
     """
 
     ledger: RedisLeases
@@ -43,7 +42,7 @@ class ClaimEnder:
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
         """End the leases of these allocations; those that are prepared, once they are not.
 
-        A lease of a later allocation stays. A node that does not reply delays those of no other.
+        A lease of a later allocation stays.
         """
         generations = {event.claim: event.generation for event in events}
         ending = [
@@ -56,8 +55,7 @@ class ClaimEnder:
     async def end(self, lease: Lease) -> list[Lease]:
         """End a lease whose allocation is gone; nothing if its claim may be prepared.
 
-        Then it ends when its node's agent confirms that the claim is not. A lease that has changed
-        since it was read, as when its last consumers left one after the other, is read again.
+        Then it ends when its node's agent confirms that the claim is not.
         """
         now: Lease | None = lease
         while now is not None and generation_of(now) == generation_of(lease):
@@ -70,7 +68,7 @@ class ClaimEnder:
         return []
 
     async def release(self, lease: Lease) -> list[Lease]:
-        """End a lease of which no container has devices; nothing if it has changed since."""
+        """Nothing ends if the lease has changed since it was read."""
         return await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
 
     async def is_unprepared(self, lease: Lease) -> bool:
@@ -102,10 +100,10 @@ class AnswerWriter:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
     async def confirm(self, claim: AllocatedClaim, lease: Lease) -> list[Lease]:
-        """Write that the claim is leased; end the lease if the allocation is gone, and return it.
+        """Write that the claim is leased, or end the lease if the allocation is gone or refused.
 
-        So does another binder's refusal. An answer with another lease's copy is written again: that
-        lease was lost.
+        An answer with another lease's copy is written again: that lease was lost. Returns leases
+        that ended.
         """
         copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
@@ -115,12 +113,11 @@ class AnswerWriter:
         return await self.ender.end(lease)
 
     async def permit(self, claim: AllocatedClaim) -> list[Lease]:
-        """Write that a claim with nothing but administrative access may be used."""
+        """Permit a claim with nothing but administrative access."""
         await self._write(claim, PERMITTED)
         return []
 
     async def refuse(self, claim: AllocatedClaim, text: str) -> list[Lease]:
-        """Let the node's slices follow the ledger, then write why the claim is refused."""
         message = await self.lower_slices(claim, text)
         answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=message)
         await self._write(claim, answer, replaces=True)
@@ -134,9 +131,9 @@ class AnswerWriter:
     async def _write(
         self, claim: AllocatedClaim, answer: ClaimAnswer, *, replaces: bool = False
     ) -> AllocatedClaim | None:
-        """Return the claim with its answer, which may be another binder's, or None if it is gone.
+        """Return the claim with its answer, perhaps another binder's, or None if it is gone.
 
-        The answer that the claim had when it was decided stays, too, unless this one replaces it.
+        An answer from when the claim was decided stays unless this one replaces it.
         """
         now: AllocatedClaim | None = claim
         refusal: LeaseholdError | None = None

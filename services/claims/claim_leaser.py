@@ -1,7 +1,7 @@
 """Leases what schedulers have allocated to ResourceClaims, and answers them.
 
-A claim is answered in one write: all its devices are leased, or all are refused. Before a refusal
-the node's slices follow the ledger, or the scheduler would allocate the same share again.
+All devices of a claim are leased, or all refused. Before a refusal the node's slices follow the
+ledger, or the scheduler would allocate the same share again.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class ClaimDecisions:
 
 @dataclass(eq=False, kw_only=True)
 class ClaimLeaser:
-    """Stateless but for the time since which claims wait; the ledger decides between binders."""
+    """Remembers only since when claims wait: the ledger decides between binders."""
 
     ledger: RedisLeases
     publish: Publish
@@ -106,8 +106,8 @@ class ClaimLeaser:
         )
         self._plans = self.ledger.part(Preemptions)
         self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
-        """Claims for which a share was reserved while they were written, and when: the API server
-        may reject the write."""
+        """Claims with a share reserved while they are written, and since when: the API server may
+        reject the write."""
 
     @handles(concurrency=4)
     async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
@@ -154,10 +154,8 @@ class ClaimLeaser:
     async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Answer an allocation while its scheduler writes it, so that no pod waits for its answer.
 
-        Until the API server has the allocation, its lease is a reservation, which costs no budget:
-        `lease_claims` commits it. The reply is empty if nothing is decided now, or if too many
-        reservations are unwritten: `lease_claims` decides after the write, and the pod waits for
-        its binding conditions.
+        Until the API server has the allocation, its lease is a reservation, which costs no budget.
+        After an empty reply `lease_claims` decides, and the pod waits for its binding conditions.
         """
         claim = request.claim
         try:
@@ -169,7 +167,6 @@ class ClaimLeaser:
             return ClaimLeaseReply()
 
     async def _may_reserve(self, claim: AllocatedClaim) -> bool:
-        """Whether few enough allocations are unwritten, in all and of this namespace."""
         if self._has_room(claim):
             return True
         await self._forget_committed()
@@ -261,11 +258,9 @@ class ClaimLeaser:
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
 
-        It was answered before its pod was bound, so a lease has been lost. A reservation is
-        committed: the event that the claim was written comes later than its pod was bound. Another
-        lease that the ledger has gets another version, so that it does not end because an agent
-        denied earlier that the claim is prepared. Returns leases that ended. An error is logged:
-        the node's agent repeats its request.
+        A reservation is committed: the event of the written claim may come after its pod was bound.
+        Another lease gets another version, so that no earlier denial of an agent ends it. Returns
+        leases that ended. An error is logged: the node's agent repeats its request.
         """
         try:
             [lease] = await self.ledger.load([holder.pod])
@@ -286,7 +281,6 @@ class ClaimLeaser:
     async def _decide(
         self, claims: Sequence[AllocatedClaim], traces: Mapping[PodUid, str]
     ) -> ClaimDecisions:
-        """Reserve what was allocated, for claims that have no lease on it."""
         decisions = ClaimDecisions(traces)
         leases = await self.ledger.load([claim.claim for claim in claims])
         pairs = list(zip(claims, leases, strict=True))
@@ -314,8 +308,7 @@ class ClaimLeaser:
     ) -> bool:
         """End the lease of another allocation; return whether it has ended.
 
-        If this one had a lease, the other's had ended before: it came back when Redis lost data, or
-        was never written.
+        If this one had a lease, the other's had ended before: Redis lost data.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -329,10 +322,7 @@ class ClaimLeaser:
         return bool(ended)
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
-        """Reserve what was allocated; decide on claims that get no lease.
-
-        If another claim got the place of a MIG instance meanwhile, another place is chosen.
-        """
+        """If another claim gets the place of a MIG instance meanwhile, choose another."""
         totals = await self._totals(claims)
         usable = await self._usable(claims, totals, decisions)
         wanted = _reservations(usable, totals, decisions)
@@ -354,7 +344,7 @@ class ClaimLeaser:
     async def _reserve_chosen(
         self, wanted: Sequence[tuple[AllocatedClaim, Reservation]], decisions: ClaimDecisions
     ) -> list[tuple[AllocatedClaim, Reservation, NoCapacity]]:
-        """Reserve, and return what has no room."""
+        """Return what has no room."""
         outcomes = await self.ledger.reserve(
             [request for _, request in wanted], now=self.clock.now(), ttl_s=RESERVATION_S
         )
@@ -417,8 +407,8 @@ class ClaimLeaser:
     ) -> None:
         """Refuse a claim, unless it fits as soon as what ends now has ended.
 
-        What a plan keeps for another pod is refused at once: kube-scheduler gives nobody else what
-        it has allocated to this claim meanwhile.
+        What a plan keeps for another pod is refused at once: kube-scheduler gives no other pod what
+        it has allocated.
         """
         kept = await self._kept_text(request, totals.get(claim.node))
         if not kept and (outcome.reserved_for_other or await self._is_ending(request)):
@@ -445,7 +435,7 @@ class ClaimLeaser:
         return any(share.device in devices for lease in ending for share in lease.shares)
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
-        """Whether the claim has this allocation now: events may arrive in any order."""
+        """Return whether the claim has this allocation now: events may arrive in any order."""
         return await self._written(claim, generation) is not None
 
     async def _written(self, claim: AllocatedClaim, generation: str) -> AllocatedClaim | None:
@@ -455,9 +445,9 @@ class ClaimLeaser:
         return now if is_it else None
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
-        """Whether an answered claim must be leased anew, as the ledger has lost its lease.
+        """Return whether an answered claim must be leased anew, as the ledger has lost its lease.
 
-        If the node's agent does not confirm that it is not prepared, the lease is written again.
+        Unless the node's agent confirms that it is not prepared, the lease is written again.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -476,7 +466,6 @@ class ClaimLeaser:
         return False
 
     async def _commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
-        """Bind reservations, update consumers, and publish what has changed."""
         bound = await self.ledger.bind([lease for _, lease in decisions.leased])
         committed: list[tuple[AllocatedClaim, Lease]] = []
         changed: list[LeaseChanged] = []
@@ -503,9 +492,10 @@ def _reservations(
     totals: Mapping[NodeName, NodeTotals],
     decisions: ClaimDecisions,
 ) -> list[tuple[AllocatedClaim, Reservation]]:
-    """Return requests for what was allocated, in different places, and refuse what has none.
+    """Return requests for what was allocated, and refuse what has no place.
 
-    Of claims for different time slices of one GPU, one is leased: the others are decided after it.
+    Of claims for different time slices of one GPU, the first is leased: the others are decided
+    after it.
     """
     nodes = {name: node_totals.node for name, node_totals in totals.items()}
     wanted: list[tuple[AllocatedClaim, Reservation]] = []

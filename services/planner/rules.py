@@ -1,6 +1,6 @@
 """Rules of planning: for which pods leases are preempted, which ones, and how often; pure.
 
-All limits come from the journal of evictions, so every replica applies the same.
+The limits come from the journal of evictions, so every replica applies the same.
 """
 
 from collections import Counter
@@ -29,7 +29,6 @@ MIN_USEFUL_S = 300.0
 """Nothing is preempted for a pod whose own budget is exhausted sooner."""
 _PRECEDENCE = list(PreemptionCause)
 VIOLATION_ID = "violation:"
-"""Prefix of the id of a preemption whose cause is a violation."""
 MAX_VIOLATION_AGE_S = 600.0
 """An older violation is not a cause any more; one that lasts is reported again."""
 BLOCKED_S = 60.0
@@ -54,13 +53,13 @@ DEFAULT_RULES = PreemptionRules()
 
 
 class EvictionTier(NamedTuple):
-    """How undesirable the eviction of one pod is; the pod with the lowest tier is evicted first."""
+    """The pod with the lowest tier is evicted first."""
 
     unowned: bool
     """No controller replaces the pod."""
     cause: int
     overdraft: int
-    """Minus the overdraft of its namespace's budget, in thousandths of the budget."""
+    """Minus the overdraft of its namespace's budget, in thousandths."""
     priority: int
 
 
@@ -68,13 +67,12 @@ class EvictionTier(NamedTuple):
 class VictimCandidate:
     lease: Lease
     pods: tuple[PodSnapshot, ...]
-    """Its pod, or all pods that use the ResourceClaim."""
+    """All pods that use the ResourceClaim."""
     cause: PreemptionCause
     budget: BudgetChanged | None = None
-    """Of its namespace."""
     tier: EvictionTier
     used_gpu_s: float = 0.0
-    """GPU-seconds that it has used, summed over its devices."""
+    """Summed over its devices."""
 
     @property
     def victims(self) -> tuple[Victim, ...]:
@@ -88,7 +86,6 @@ def is_worthwhile(own: BudgetChanged | None, now: float) -> bool:
 
 
 def overdraft_permille(budget: BudgetChanged | None) -> int:
-    """Return how far a budget is overdrawn, in thousandths of it."""
     if budget is None or budget.remaining_units is None or budget.remaining_units >= 0:
         return 0
     allowed = budget.used_units + budget.remaining_units
@@ -98,24 +95,24 @@ def overdraft_permille(budget: BudgetChanged | None) -> int:
 def owner_key(pod: PodSnapshot) -> str:
     """Return what a pod has in common with its replacements.
 
-    For example, the UID of a ReplicaSet; `NAMESPACE/NAME` of a pod without a controller.
+    It is the UID of its ReplicaSet, or `NAMESPACE/NAME` of a pod without a controller.
     """
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
 def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: PreemptionRules) -> float:
-    """Return until when no other pod of an owner is evicted, or 0 if none has been.
+    """Return until when no other pod of an owner is evicted, or 0.
 
-    For example, with a cooldown of 600 s the second eviction begins one of 1,200 s.
+    With a cooldown of 600 s the second eviction begins one of 1,200 s.
     """
     return _pause_after((record for record in past if record.owner == owner), rules)
 
 
 def no_plan_until(past: Iterable[EvictionRecord], pod: PodUid, rules: PreemptionRules) -> float:
-    """Return until when no more pods are evicted for one that waits for a ResourceClaim, or 0.
+    """Return until when no more pods are evicted for a ResourceClaim's pod, or 0.
 
-    kube-scheduler may choose other devices than those that evictions have freed: each eviction in
-    vain doubles the pause before the next one.
+    kube-scheduler may choose other devices than those that were freed: each eviction in vain
+    doubles the pause.
     """
     return _pause_after((record for record in past if record.for_pod == pod), rules)
 
@@ -131,7 +128,7 @@ def _pause_after(past: Iterable[EvictionRecord], rules: PreemptionRules) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Pods that may be evicted now; open preemptions are deducted."""
+    """Pods that may be evicted now, without those of open preemptions."""
 
     total: int
     per_namespace: int
@@ -163,7 +160,7 @@ def allowance(state: PreemptionState, rules: PreemptionRules, now: float) -> All
 def over_limit(
     namespace: Namespace, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why a violator may not be evicted yet, or an empty text if it may."""
+    """Return why a violator may not be evicted yet, or an empty text."""
     if allowance(state, rules, now).of(namespace):
         return ""
     return (
@@ -182,10 +179,7 @@ def is_evictable(event: ViolationConfirmed, rules: PreemptionRules, now: float) 
 
 
 class Exclusions:
-    """Why leases are not preempted although there is a cause, by one state of preemptions.
-
-    For example, a pod that is labelled as not preemptible is left out of every plan.
-    """
+    """Why leases are not preempted although there is a cause."""
 
     def __init__(self, state: PreemptionState, rules: PreemptionRules, now: float) -> None:
         self._rules = rules
@@ -226,7 +220,7 @@ def victim_of(
     lease: Lease | None = None,
     budget: str = "",
 ) -> Victim:
-    """One that violates a rule may have no lease."""
+    """A pod that violates a rule may have no lease."""
     devices = {share.device for share in lease.shares} if lease else set()
     return Victim(
         pod=pod.pod,

@@ -42,11 +42,10 @@ V = TypeVar("V")
 
 
 MOST_STORED = 200_000
-"""Claims, and volumes, that are kept: a claim and its volume take about 2.3 KiB."""
+"""A claim and its volume take about 2.3 KiB."""
 MOST_OF_NAMESPACE = 50_000
-"""Claims of one namespace that are kept."""
 MOST_GIVEN_UP = 8
-"""Nodes that are remembered for a claim: the newest ones."""
+"""Of a claim, the newest."""
 
 
 class StorageKind(StrEnum):
@@ -72,35 +71,31 @@ StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 class StorageChanges:
     kind: StorageKind
     changed: tuple[tuple[ClaimKey, StorageObject | None], ...] = ()
-    """By namespace (or an empty text) and name; None if it was deleted, or decides nothing."""
+    """None if it was deleted, or decides nothing."""
     synced: bool = False
     unreadable: str = ""
 
 
 class ClaimedStorage:
-    """All claims and volumes, and the pods that use the claims.
-
-    A pod with claims waits until all kinds are listed; one that cannot be read is its reason.
-    """
+    """A pod with claims waits until all kinds are listed, and while one cannot be read."""
 
     def __init__(self) -> None:
         self.storage = Storage()
         self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
         self.limited: frozenset[str] = frozenset()
-        """CSI drivers that can attach only so many volumes to some node."""
+        """CSI drivers that limit how many volumes some node attaches."""
         self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
-        """By node: its pods with claims."""
+        """Pods with claims."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
-        """Nodes that were selected for claims, and for which no volume was provisioned."""
+        """Nodes that were selected for claims, and where no volume was provisioned."""
         self._of_namespace = Counter[str]()
-        """Claims that are kept, by namespace."""
         self.left_out: set[StorageKind] = set()
         """Kinds of which not all objects are kept."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
     def apply(self, changes: StorageChanges) -> set[ClaimKey] | None:
-        """Apply changes; return the claims that they concern, or None if it may be any."""
+        """Return the claims that the changes concern, or None if it may be any."""
         kind = changes.kind
         was_listed = kind in self._listed
         if changes.unreadable:
@@ -157,7 +152,7 @@ class ClaimedStorage:
             self.left_out.add(StorageKind.CLAIM)
 
     def _unkept(self, pod: ObservedPod) -> str:
-        """Return why a claim or a volume of the pod may exist and is not kept, or an empty text."""
+        """Return why a claim or volume of the pod may exist and is not kept, or an empty text."""
         if not self.left_out:
             return ""
         claims = [self.storage.claims.get(key) for key in pod.claim_keys]
@@ -177,7 +172,7 @@ class ClaimedStorage:
             self._given_up[key] = (*others, node)[-MOST_GIVEN_UP:]
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[ClaimKey]:
-        """Count pods that use claims on a node; return the claims whose users have changed."""
+        """Return the claims whose users have changed."""
         changed: set[ClaimKey] = set()
         for pod, is_there in ((before, False), (now, True)):
             if pod is None or pod.node is None or pod.is_terminated:
@@ -203,7 +198,7 @@ class ClaimedStorage:
     def attachable(self, node: NodeName) -> dict[str, int]:
         """Return how many volumes can be attached to a node, as resources by driver.
 
-        A driver that limits them on other nodes only has the largest amount here.
+        A driver that limits only other nodes has the largest amount.
         """
         limits = self.storage.limits.get(node, NO_LIMITS).by_driver
         return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
@@ -211,7 +206,7 @@ class ClaimedStorage:
     def attached(self, node: NodeName) -> dict[str, int]:
         """Return how many more volumes are attached to a node than leases count there.
 
-        Each volume counts once, so the number is negative where pods with leases share volumes.
+        Each volume counts once: the number is negative where pods with leases share volumes.
         """
         if not self.limited or len(self._listed) < len(StorageKind):
             return {}
@@ -237,10 +232,8 @@ class ClaimedStorage:
     ) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
-        A pod that has to wait for its claims is returned with the reason as a requirement. It
-        prefers nodes for which no volume of its claims has failed to be provisioned. Of a gang, it
-        has to be on one node with the pods that use the same claims (`shared`), if one of these
-        claims can be mounted by one node only.
+        A pod that has to wait has the reason as a requirement. Pods of a gang that share (`shared`)
+        a claim for one node have to be on one node.
         """
         if pod.request is None:
             return pod
@@ -284,7 +277,7 @@ class ClaimedStorage:
         return structs.replace(pod, request=request)
 
     def _other_nodes(self, claims: Iterable[ClaimKey]) -> list[PreferredTerm]:
-        """Return terms that prefer nodes for which no volume has failed to be provisioned."""
+        """Prefer nodes where provisioning has not failed."""
         terms: list[PreferredTerm] = []
         for key in sorted(claims):
             names = self._given_up.get(key)
@@ -302,7 +295,6 @@ def _set(objects: dict[K, V], key: K, value: V | None) -> None:
 
 
 def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
-    """Return the gang with the label of one node, if a pod of it shares a claim of one node."""
     if gang is None or not claim:
         return gang
     topology = tuple(dict.fromkeys((*gang.required_topology, HOSTNAME)))
@@ -310,7 +302,7 @@ def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
 
 
 def _waiting(pod: ObservedPod, reason: str) -> ObservedPod:
-    """Return a pod that no node fits, so that it is among the waiting pods with its reason."""
+    """Return a pod that fits no node, so that it is listed with its reason."""
     if pod.request is None:
         return pod
     requirements = structs.replace(pod.request.node_requirements, waits_for=cut(reason))

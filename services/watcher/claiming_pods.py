@@ -1,9 +1,7 @@
 """Pods of other schedulers that wait for ResourceClaims of our DeviceClasses; pure.
 
-A pod counts while one of its claims is for our devices, once its scheduler has a reason why it
-waits, or does not respond: one that gets a node at once is not published. Kept are the pods that
-have claims and no node, and the claims that may decide: those without an allocation, and those with
-one of ours.
+A pod counts once its scheduler has a reason why it waits, or does not respond: a pod that gets a
+node at once is not published.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,10 +18,9 @@ from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod, queued_elsewhere
 
 MOST_OF_NAMESPACE = 500
-"""Pods of a namespace that are published at a time: those of the highest priority, then the
-oldest. The others follow as these get nodes or end."""
+"""Published pods: those of the highest priority, then the oldest. The others follow."""
 MOST_CLASSES = 8
-"""DeviceClasses of a claim that are looked at."""
+"""Of a claim."""
 
 ClaimingEvent = PodHandedOver | PodTerminated
 
@@ -33,20 +30,19 @@ class ClaimUpdate(NamedTuple):
     namespace: Namespace
     name: str
     allocation: AllocatedClaim | None
-    """Of our devices; None if there is none, or if the claim was deleted."""
+    """Of our devices."""
     classes: frozenset[str] = frozenset()
-    """The DeviceClasses that it requests; none of one that was allocated or deleted."""
+    """None of a claim that was allocated or deleted."""
 
 
 class _Claim(NamedTuple):
     claim: PodUid
     classes: frozenset[str]
     has_ours: bool
-    """It has an allocation of our devices."""
 
 
 def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
-    """Return the DeviceClasses of a claim without an allocation."""
+    """Return none for a claim with an allocation."""
     if claim.status.allocation is not None:
         return frozenset()
     classes = (device.device_class_name for _, device in claim.spec.devices)
@@ -56,14 +52,13 @@ def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
 class ClaimingPods:
     def __init__(self) -> None:
         self.changed: set[Namespace] = set()
-        """Namespaces of which `update` may return events."""
         self.published: dict[PodUid, ObservedPod] = {}
-        """The pods that count, as they were published last."""
+        """As they were published last."""
         self._waiting: dict[Namespace, dict[PodUid, ObservedPod]] = {}
         self._by_namespace: dict[Namespace, set[PodUid]] = {}
-        """The published pods."""
+        """Published pods."""
         self._ended: dict[PodUid, ObservedPod] = {}
-        """Published pods that were deleted, or have ended, and are not published as such yet."""
+        """Published pods whose end is not published yet."""
         self._untried: set[PodUid] = set()
         """Pods without a reason at the last call of `note_untried` ..."""
         self._ignored: set[PodUid] = set()
@@ -72,7 +67,6 @@ class ClaimingPods:
         self._classes: set[str] = set()
 
     def observe(self, batch: Iterable[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
-        """Note pods as they are and as they were; those without claims cost two comparisons."""
         for now, before in batch:
             if now is not None and now.awaited is not None:
                 self._waiting.setdefault(now.namespace, {})[now.pod] = now
@@ -98,7 +92,7 @@ class ClaimingPods:
                 del self._claims[update.namespace]
 
     def update_classes(self, changes: Mapping[str, bool]) -> None:
-        """Note which DeviceClasses are for our devices, of those that changed."""
+        """Take which of the changed DeviceClasses are for our devices."""
         before = frozenset(self._classes)
         self._classes.update(name for name, is_ours in changes.items() if is_ours)
         self._classes.difference_update(name for name, is_ours in changes.items() if not is_ours)
@@ -119,7 +113,6 @@ class ClaimingPods:
         self._ignored = ignored
 
     def update(self) -> list[ClaimingEvent]:
-        """Return the events of pods that wait now, wait for another reason, or wait no longer."""
         namespaces = self.changed
         self.changed = set()
         return [event for name in namespaces for event in self._update(name)]
@@ -177,5 +170,4 @@ def _place(pod: ObservedPod) -> tuple[int, float, PodUid]:
 
 
 def _shown(pod: ObservedPod) -> tuple[PodRequest | None, str]:
-    """Return what of a pod is published again when it changes."""
     return pod.request, pod.reason

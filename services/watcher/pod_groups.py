@@ -32,21 +32,18 @@ HYPER_NODES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownGroup:
     min_member: int
-    """0: its pods start one by one."""
+    """With 0, its pods start one by one."""
     priority: int | None = None
-    """Of its pods, in place of their own."""
+    """In place of the pods' own."""
     required_topology: tuple[str, ...] = ()
-    """Labels of nodes of which all its pods share the values."""
+    """All pods share these labels' values of their nodes."""
     error: str = ""
     metadata: ObjectMeta = NO_METADATA
     scheduled: PodGroupCondition = NO_CONDITION
 
 
 def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
-    """Return what a PodGroup asks for.
-
-    https://kubernetes.io/docs/concepts/workloads/workload-api/
-    """
+    """https://kubernetes.io/docs/concepts/workloads/workload-api/."""
     meta = group.metadata
     spec = group.spec
     if kind is not PodGroupKind.KUBERNETES:
@@ -85,10 +82,10 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
 class PodGroupChanges:
     kind: PodGroupKind
     groups: tuple[tuple[str, KnownGroup | None], ...] = ()
-    """By `namespace/name`; None if it was deleted."""
+    """By `namespace/name`, None if it was deleted."""
     synced: bool = False
     absent: bool = False
-    """The API server does not know the kind: names of such groups have no meaning."""
+    """The API server does not know the kind."""
     unreadable: str = ""
     path: str = ""
 
@@ -97,8 +94,7 @@ class PodGroupIndex:
     """PodGroups by kind.
 
     A pod whose PodGroup is missing waits for it, as with the schedulers that define these
-    PodGroups. Where the kind itself is missing, none can be created, and pods are placed one by
-    one.
+    PodGroups. Where the kind is missing, none can be created: pods are placed one by one.
     """
 
     def __init__(self) -> None:
@@ -107,10 +103,10 @@ class PodGroupIndex:
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
         self._placed_elsewhere: Counter[str] = Counter()
-        """By group: pods that other schedulers have placed."""
+        """By group."""
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
-        """Apply changes; return the names of affected groups, or None for all of the kind."""
+        """Return the names of affected groups, or None for all of the kind."""
         kind = changes.kind
         groups = self._groups.setdefault(changes.kind, {})
         if changes.absent or changes.unreadable:
@@ -146,7 +142,7 @@ class PodGroupIndex:
         return {group, former} - {""}
 
     def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
-        """Return kinds that are not installed, and that a pending pod names."""
+        """Return the kinds that are not installed, and that a pending pod names."""
         return frozenset(
             pod.group.kind
             for pod in pods
@@ -155,14 +151,12 @@ class PodGroupIndex:
         )
 
     def await_list(self, kind: PodGroupKind) -> None:
-        """Make pods wait for the list of a kind that was installed."""
         self._listed.discard(kind)
 
     def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
-        """Return the pod with its gang or with an error, or None if the gang is not known yet.
+        """Return the pod with its gang or an error, or None if the gang is not known yet.
 
-        For example, a pod of a PodGroup with `minMember: 4`, of which another scheduler has placed
-        one, gets a gang of 3. A pod without a group is returned unchanged.
+        Of `minMember: 4`, with one pod placed by another scheduler, it is a gang of 3.
         """
         named = pod.group
         if named is None or pod.request is None:

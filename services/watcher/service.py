@@ -1,6 +1,6 @@
-"""The watcher: the only reader of the API server's streams. It publishes and never decides.
+"""The watcher: publishes the API server's streams, and decides nothing.
 
-All that it writes is the condition of Kubernetes' PodGroups.
+It writes only the condition of Kubernetes' PodGroups.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ GATHER_PODS_S = 0.003
 GATHER_STORAGE_S = 0.05
 """The delay of pods whose claims or volumes have changed, so that many are published together."""
 PAUSE_A_POD_S = 0.001
-"""The further delay for each pod that waits, which takes about a tenth of it to be looked at."""
+"""The further delay per waiting pod, which takes about a tenth of it."""
 GATHER_CLAIMING_S = 0.2
-"""The delay of pods of other schedulers that wait for ResourceClaims: many are looked at
+"""The delay of pods of other schedulers that wait for ResourceClaims, so that many are published
 together."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
@@ -80,7 +80,7 @@ class ClaimTracker:
     def __init__(self) -> None:
         self.allocated: dict[PodUid, AllocatedClaim] = {}
         self._unanswered: dict[PodUid, int] = {}
-        """By claim: calls of `resync_unanswered` in a row that saw no answer."""
+        """Calls of `resync_unanswered` in a row that saw no answer."""
 
     def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
         """Update a claim; `now` is None if it was deleted, or has no allocation of ours."""
@@ -114,7 +114,7 @@ class ClaimTracker:
 
 
 def _is_served(now: AllocatedClaim, before: AllocatedClaim) -> bool:
-    """Return whether the event of the allocation's earlier state covers this one."""
+    """Return whether the event of the earlier state covers this one."""
     return now.consumers == before.consumers and (bool(now.answer) or not before.answer)
 
 
@@ -130,7 +130,7 @@ def _deallocated(claim: AllocatedClaim) -> ClaimDeallocated:
 
 @dataclass(eq=False, kw_only=True)
 class Watcher:
-    """Publishes changes only. Any number of replicas may run."""
+    """Any number of replicas may run."""
 
     pod_source: PodReflector
     node_source: NodeReflector
@@ -165,9 +165,9 @@ class Watcher:
 
     @emits
     async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent | NodeChanged]]:
-        """Publish pods that wait, pods that have terminated, and nodes that repel other pods now.
+        """Publish pods that wait or have ended, and nodes that repel other pods now.
 
-        What nodes repel is known once namespaces are known, too.
+        Namespaces come first: they decide what nodes repel.
         """
         await self.namespace_source.synced.wait()
         async for batch in self.pod_source.batches():
@@ -205,7 +205,6 @@ class Watcher:
 
     @emits
     async def watch_selected(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again that rules of other pods select now, or no longer."""
         while True:
             await self.clock.sleep(1.0)
             self.pods.selected.advance(self.pods.observed)
@@ -216,7 +215,6 @@ class Watcher:
 
     @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again whose gang has changed."""
         async for changes in self.group_source.batches():
             self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
@@ -246,7 +244,6 @@ class Watcher:
 
     @loops(every_s=1.0)
     async def write_group_conditions(self) -> None:
-        """Write into PodGroups of Kubernetes whether their pods have nodes, or why they wait."""
         await self.group_conditions.write(self.pods.groups, self.clock.now())
 
     @emits
@@ -274,7 +271,6 @@ class Watcher:
 
     @emits
     async def watch_claims_of_others(self) -> AsyncIterator[Sequence[ClaimingEvent]]:
-        """Publish pods of other schedulers that wait for claims of our devices."""
         while True:
             await self.claiming_changed.wait()
             self.claiming_changed.clear()
@@ -287,9 +283,9 @@ class Watcher:
     async def watch_nodes(
         self,
     ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DevicesRegistered]]:
-        """Publish nodes, and the devices that another device plugin registered on them.
+        """Publish nodes, and what another device plugin registered on them.
 
-        That includes the first list: nodes may have been deleted while no watcher ran.
+        The first list is published whole: nodes may have been deleted while no watcher ran.
         """
         async for batch in self.node_source.batches():
             events: list[NodeChanged | NodesListed | DevicesRegistered] = []
@@ -360,10 +356,9 @@ class Watcher:
     async def resync_stale(
         self,
     ) -> AsyncIterator[Sequence[PodEvent | ClaimAllocated | ClaimDeallocated]]:
-        """Publish pods again that wait without a reason, and claims without an answer.
+        """Publish pods that wait without a reason, and claims without an answer.
 
-        Their first event may be lost. All other pending pods follow every two minutes, for the same
-        reason.
+        Their first event may be lost. All other pending pods follow every two minutes.
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
@@ -391,7 +386,6 @@ class Watcher:
     async def requeue_failed(
         self, events: Sequence[BindingFailed]
     ) -> list[PodQueued | PodRejected | PodHandedOver]:
-        """Publish pods again, after a delay, whose binding failed."""
         pods = {event.pod for event in events}
         first = self.failed_bindings.add(pods, self.clock.ticks())
         await self.clock.sleep(FIRST_PAUSE_S)
@@ -399,12 +393,10 @@ class Watcher:
 
     @loops(every_s=FIRST_PAUSE_S)
     async def requeue_failing(self) -> list[PodQueued | PodRejected | PodHandedOver]:
-        """Publish pods again, after pauses that double, whose binding fails again and again."""
         due = self.failed_bindings.due(self.clock.ticks())
         return self.pods.requeue(due, self._next_generation()) if due else []
 
     def _requeued(self) -> list[PodEvent]:
-        """Return the events for waiting pods whose gang, or whose part in rules, has changed."""
         events: list[PodEvent] = []
         if self.pods.changed_groups:
             events += self.pods.update_members(self._next_generation())
@@ -413,7 +405,7 @@ class Watcher:
         return events
 
     def _forget_revisions(self, restored: bool) -> None:
-        """Publish everything at once if the API server may have gone back to an older state."""
+        """Publish everything if the API server may have gone back to an older state."""
         if restored:
             logger.warning("the API server may have been restored: publishing its present state")
             self.nodes.revisions_forgotten = True

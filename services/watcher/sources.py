@@ -60,20 +60,19 @@ RETRY_S = 30.0
 APPEARANCE_CHECK_S = 1.0
 """The shortest such interval, while pods name groups of the kind."""
 CHUNK_BYTES = 256 * 1024
-"""The most bytes of leases in one chunk of a list: a chunk must fit a message."""
+"""Of leases, in a chunk that must fit a message."""
 CHUNK_UIDS = 4096
-"""The most unbound pods in one chunk."""
 CHUNK_CLAIMS = 100
-"""The most ResourceClaims in one chunk, each with a copy of at most 10 KiB."""
+"""Each with a copy of at most 10 KiB."""
 MOST_AUTHOR = 128
-"""Characters of the name of a field manager, as the API server limits it."""
+"""The API server's limit for the name of a field manager."""
 LEASE_BYTES = 64 * 1024
 """A longer annotation is not a lease: the pod's owner may write anything there."""
 
 
 @dataclass(slots=True)
 class ClaimReflector:
-    """ResourceClaims; a cluster without `resource.k8s.io/v1` has none, which is logged once."""
+    """ResourceClaims; a cluster without `resource.k8s.io/v1` has none."""
 
     client: KubernetesClient
     retry_s: float = RETRY_S
@@ -104,7 +103,7 @@ class ClaimReflector:
                     ]
 
     async def list_all(self) -> tuple[AllocatedClaim, ...]:
-        """List all claims with an allocation of ours; none without the API or the permission.
+        """List claims with an allocation of ours; none without the API or the permission.
 
         The absence of a claim from this list alone ends no lease.
         """
@@ -173,7 +172,7 @@ class NodeUpdate:
     """None if it was deleted."""
     devices: DevicesRegistered | None = None
     revision: int = 0
-    """Resource version of the node, or of its deletion; 0 if unknown."""
+    """0 if unknown."""
 
 
 def author_of(node: ApiNode, *path: str) -> str:
@@ -217,10 +216,10 @@ def parse_node(node: ApiNode) -> NodeFacts:
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DevicesRegistered | None:
-    """Return the devices that Volcano's device plugin registered, or None on nodes of our agent.
+    """Return what Volcano's device plugin registered, or None on nodes of our agent.
 
-    There are none without the plugin's annotation, without slots in allocatable, and if an older
-    scheduler has marked the plugin as not responding.
+    There are no devices without slots in allocatable, or if an older scheduler has marked the
+    plugin as not responding.
     """
     annotations = node.metadata.annotations
     if AGENT_ANNOTATION in annotations:
@@ -243,7 +242,7 @@ class PodReflector:
     synced: bool = False
     revision: int = 0
     restored: bool = False
-    """The last batch ended a list of an API server that may have gone back to an older state."""
+    """The API server may have gone back to an older state."""
     observed: dict[PodUid, ObservedPod] = field(default_factory=dict)
 
     async def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
@@ -273,7 +272,7 @@ class PodReflector:
 class NodeReflector:
     client: KubernetesClient
     revision: int | None = None
-    """Highest resource version, 0 if unknown, or None before the first list."""
+    """0 if unknown, None before the first list."""
     restored: bool = False
 
     async def batches(self) -> AsyncIterator[list[NodeUpdate]]:
@@ -307,15 +306,12 @@ class NodeReflector:
 
 @dataclass(slots=True)
 class NamespaceReflector:
-    """Labels of namespaces, by which anti-affinity selects."""
-
     client: KubernetesClient
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """All were listed, or they cannot be read."""
     retry_s: float = RETRY_S
 
     async def batches(self) -> AsyncIterator[dict[Namespace, Mapping[str, str] | None]]:
-        """Yield the labels of changed namespaces, None of a deleted one."""
         following = follow(self.client, "/api/v1/namespaces", ApiObject, retry_s=self.retry_s)
         async with aclosing(following) as batches:
             async for batch in batches:
@@ -331,11 +327,7 @@ class NamespaceReflector:
 
 @dataclass(slots=True)
 class PodGroupReflectors:
-    """PodGroups of every kind that the API server knows.
-
-    An unknown kind is requested every `retry_s` seconds, and every `APPEARANCE_CHECK_S` while pods
-    name a group of it.
-    """
+    """PodGroups of every kind that the API server knows."""
 
     client: KubernetesClient
     retry_s: float = RETRY_S
@@ -513,8 +505,8 @@ class ManagedPodLister:
     ) -> AsyncIterator[PodsListed]:
         """Yield a complete list in chunks, with the IDs of the requests that it answers.
 
-        Only a list that answers requests contains leases, for a rebuild. `claiming` are the pods of
-        other schedulers that wait for claims.
+        Only a list that answers requests contains leases, for a rebuild. `claiming` are pods of
+        other schedulers.
         """
         list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
