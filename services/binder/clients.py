@@ -41,10 +41,10 @@ from shared.pods.pod_snapshot import PodSnapshot, snapshot_of
 logger = logging.getLogger(__name__)
 
 SEVERAL_DISRUPTION_BUDGETS = 500
-"""Status code where several PodDisruptionBudgets select the pod: it can never be evicted."""
+"""Several PodDisruptionBudgets select the pod: it can never be evicted."""
 Item = TypeVar("Item")
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of active pods of schedulers without the extender."""
+"""Active pods of schedulers without the extender."""
 LIMITS_TIMEOUT_S = 3.0
 """An agent writes its checkpoint and measures memory twice before it replies."""
 BIND_TIMEOUT_S = 0.5
@@ -122,7 +122,7 @@ class PodClient:
         await self.client.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
-        """Return whether the pod with this uid is there; its scheduling gate is removed."""
+        """Return whether the pod with this uid is there."""
         gates = [{"$patch": "delete", "name": gate}]
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
@@ -147,7 +147,7 @@ class PodClient:
         return event.count or 1
 
     async def announce(self, victim: Victim, at: float) -> None:
-        """Annotate the pod, if that is possible, with the time of its eviction.
+        """Annotate the pod, if possible, with the time of its eviction.
 
         Raises UnavailableError as `evict` does.
         """
@@ -161,8 +161,8 @@ class PodClient:
     ) -> tuple[EvictionOutcome, str]:
         """Evict the pod with exactly this uid, or check whether that is allowed.
 
-        Returns the outcome and the reason for it. Raises UnavailableError if the API server does
-        not answer, or reports a conflict although the pod is there.
+        Returns the outcome and its reason. Raises UnavailableError if the API server does not
+        answer, or reports a conflict although the pod is there.
         """
         namespace, name = victim.namespace, victim.name
         try:
@@ -225,8 +225,6 @@ def _requirement(requirement: LabelRequirement) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReply:
-    """A request to a node agent that got no reply."""
-
     reason: str
     has_responder: bool
 
@@ -265,8 +263,5 @@ class NodeAgentClient:
             return NoReply(reason=str(error), has_responder=True)
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
-        """Enforce a lease, or a proposed one.
-
-        Raises UnavailableError if the node agent does not reply.
-        """
+        """Raises UnavailableError if the node agent does not reply."""
         return await self.bus.request(request, LimitsReply, timeout_s=LIMITS_TIMEOUT_S)

@@ -1,8 +1,7 @@
 """What agents report: leases that the ledger has lost are restored; what cannot be is refused.
 
-A node agent reports its allocations. If the ledger has no lease for such a pod, and Kubernetes
-shows the pod bound to that node, a write of the ledger was lost: an older file was loaded, or a
-rebuild missed a Binding in flight.
+Without a lease for a pod that its agent reports and Kubernetes shows there, a write of the ledger
+was lost, or a rebuild missed a Binding in flight.
 """
 
 import asyncio
@@ -32,14 +31,14 @@ BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
 LOOKUPS_S = 10.0
 """Time over which look-ups of pods without a lease are counted for each node."""
 MOST_LOOKUPS = 32
-"""Pods without a lease on a node that are read for its agent within `LOOKUPS_S` seconds."""
+"""For the agent of one node, within `LOOKUPS_S`."""
 E = TypeVar("E", ShareRefused, ViolationFound)
 
 
 @dataclass(slots=True)
 class LostAllocations:
     again: set[PodUid] = field(default_factory=set)
-    """Pods to be tried again."""
+    """To be tried again."""
     refused: dict[NodeName, str] = field(default_factory=dict)
     """Nodes whose agents report what they cannot have, with the reason."""
 
@@ -57,9 +56,9 @@ class LostLeases:
     clock: Clock
 
     async def read_copies(self, leases: Sequence[Lease]) -> list[str | None]:
-        """Return the copy of its lease that each holder carries, or None if it cannot be read now.
+        """Return the copy that each holder carries, or None if it cannot be read now.
 
-        The text is empty if it carries none, or is not the holder of the lease any more.
+        The text is empty if it carries none, or no longer holds the lease.
         """
         return [
             None
@@ -73,9 +72,8 @@ class LostLeases:
     async def restore(self, used: Iterable[Lease]) -> LostAllocations:
         """Restore the leases of those pods that run on the nodes whose agents report them.
 
-        Their reservations, and leases of claims that are not prepared, make room. A lease that does
-        not fit beside others then stays out until one of these has ended: the node agent gives out
-        nothing more of the device meanwhile.
+        Their reservations, and leases of unprepared claims, make room. A lease that does not fit
+        then stays out until others have ended: the node agent gives out nothing more of the device.
         """
         outcome = LostAllocations()
         leases = list(used)

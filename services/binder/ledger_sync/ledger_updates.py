@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 25.0
 """An agent that has not replied for this long counts as dead, and its pods as terminated."""
 MIN_MISSED_REPLIES = 10
-"""At least: a suspended binder received no replies either."""
+"""A suspended binder received no replies either."""
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
 SHARED_AGAIN_S = 3600.0
 """A device that two nodes report is reported again after this time."""
 MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
-"""What an agent has given out: a pod, and the version and the last resize of its lease."""
+"""A pod, and the version and the last resize of its lease."""
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
@@ -53,14 +53,14 @@ GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 class VanishedPod:
     lease: Lease
     silent_since: float | None = None
-    """Of the first request without a reply, as the ledger has it: no restart begins it anew."""
+    """In the ledger: no restart begins it anew."""
     missed_replies: int = 0
     """By this binder, in a row."""
 
 
 @dataclass(eq=False)
 class VanishedPods:
-    """Leases whose pods are gone from the API server but may still run: they were deleted by force.
+    """Leases of pods that were deleted by force, and may still run.
 
     Their nodes' agents get a request every second; one that stays silent counts as the end of its
     node.
@@ -135,7 +135,7 @@ class VanishedPods:
         return self.clock.now() - pod.silent_since >= SILENCE_S
 
     async def _end(self, leases: Sequence[Lease]) -> list[Lease]:
-        """End leases as the ledger has them now: on their nodes, the containers have terminated."""
+        """End leases as the ledger has them now."""
         current = await self.ledger.load([lease.pod for lease in leases])
         nodes = {lease.pod: lease.node for lease in leases}
         ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
@@ -156,8 +156,8 @@ class LedgerUpdater:
 
     def __post_init__(self) -> None:
         self._activated: dict[NodeName, frozenset[_Held]] = {}
-        """Pods whose leases were active in the ledger of `_generation`, with the version that the
-        agent has: no lease ends while its pod's containers run, so they are compared once."""
+        """What was active in the ledger of `_generation`: no lease ends while its pod's containers
+        run, so it is compared once."""
         self._generation = ""
         self._shared_devices: ExpiringMap[DeviceUuid, tuple[NodeName, NodeName]] = ExpiringMap(
             self.clock.ticks, expires_s=SHARED_AGAIN_S, most=MOST_SHARED
@@ -215,11 +215,11 @@ class LedgerUpdater:
                 reports[report.node] = with_unread(report, stored.get(report.node, ()))
 
     async def activate(self, events: Sequence[ShareActivated]) -> dict[NodeName, str]:
-        """Record that the kubelet has these pods' devices; return nodes as `save_devices` does."""
+        """Returns nodes as `save_devices` does."""
         return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        """End the leases that agents refused. A claim may have another one by now: that stays."""
+        """End the leases that agents refused. A claim's later lease stays."""
         refused = {event.pod: event for event in events if event.pod is not None}
         leases = [
             lease
@@ -236,7 +236,7 @@ class LedgerUpdater:
     ) -> list[LeaseChanged | BindingFailed]:
         """End the leases of pods that are gone; query the node agent where one may still run.
 
-        The other pods of a gang that lose their reservations with them must be placed again.
+        Other pods of their gangs that lose reservations must be placed again.
         """
         phases = {event.pod: event.phase for event in events}
         terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
@@ -253,8 +253,8 @@ class LedgerUpdater:
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
-        If a gang's reservation ends while none of its pods is bound, all of the gang's end. Raises
-        ConflictError if a lease has moved on since.
+        While none of its pods is bound, a gang's reservations end together. Raises ConflictError if
+        a lease has moved on since.
         """
         released = await release_as_read(self.ledger, leases, reason=reason)
         others = {lease.pod for lease in leases} - {lease.pod for lease in released}
@@ -288,8 +288,7 @@ class LedgerUpdater:
     async def _activate_reported(self, reports: Iterable[DeviceReported]) -> dict[NodeName, str]:
         """Activate the leases that agents report as active, whenever that set has changed.
 
-        After a rebuild, by whichever binder, all of them. Returns nodes whose agents report what
-        they cannot have.
+        After a rebuild, all of them. Returns nodes as `save_devices` does.
         """
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:  # the ledger is being rebuilt, which collects all reports again
@@ -318,7 +317,7 @@ class LedgerUpdater:
     async def _activate(self, allocations: Sequence[Allocation]) -> LostAllocations:
         """Activate leases on the nodes of their agents; restore those that are missing.
 
-        An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
+        Agents report pods that have ended for up to 10 s: that is no anomaly.
         """
         used = _newest(allocation.lease for allocation in allocations)
         activated = dict(zip(used, await self.ledger.activate(list(used)), strict=True))
@@ -346,12 +345,10 @@ class LedgerUpdater:
     ) -> tuple[LostAllocations, set[PodUid]]:
         """Compare stored leases with those that agents use; return pods whose lease has ended.
 
-        An agent that has a size from before a resize follows the lease. Where they differ
-        otherwise, the copy that the pod carries decides. A rebuild that missed a Binding in flight
-        gives a lease of other slots: with another slot of the same device, the ledger would have no
-        room for the pod that really has it. A rollback to before a resize gives one of an earlier
-        size. A report may be late: of a claim that was allocated anew since, it says nothing about
-        the lease.
+        An agent with a size from before a resize follows the lease. Otherwise the pod's copy
+        decides: a rebuild that missed a Binding in flight gives a lease of other slots, for which
+        the ledger would have no room, and a rollback one of an earlier size. A report about an
+        earlier allocation of a claim says nothing.
         """
         outcome = LostAllocations()
         replaced = list[Lease]()
@@ -402,7 +399,7 @@ def _differ(stored: Lease, used: Lease) -> bool:
 
 
 def _is_late(used: Lease, stored: Lease) -> bool:
-    """Return whether an agent has another size than the stored lease, from before a resize."""
+    """Return whether an agent has a size from before a resize."""
     is_same = generation_of(used) == generation_of(stored) and slots_of(used) == slots_of(stored)
     is_resized_since = stored.resized_at > used.resized_at
     return is_same and is_resized_since and sizes_of(stored.shares) != sizes_of(used.shares)

@@ -1,8 +1,7 @@
 """Rebuilds an empty ledger, or single records: from what agents and pods report.
 
-It reads the evidence in its own memory: the listing when it is complete, then reports as they
-arrive. A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger
-refuses reservations until the rebuild is finished.
+A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger refuses
+reservations.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from shared.runtime.service import Publish, loops
 logger = logging.getLogger(__name__)
 RebuildEvent = LedgerRebuilt | ResyncRequested
 KeepOn = Callable[[], Awaitable[bool]]
-"""Raises an error once the work is in vain; returns whether all quotas are known."""
+"""Raises an error once the work is in vain; returns whether all quotas are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +53,11 @@ class RebuildTiming:
     lock_s: float = 6.0
     """A replica that dies while it rebuilds is replaced after this."""
     resync_every_s: float = 5.0
-    """Until a listing is requested again that is not there; twice as long each time, since a
-    listing of many pods takes its time."""
+    """Until a missing listing is requested again; twice as long each time, since a listing of many
+    pods takes its time."""
     compare_again_s: float = 10.0
-    """Until pods are compared once more. A pod whose deletion was among the lost writes can be
-    recorded as waiting after the rebuild, by an event that was sent before the deletion; all such
-    events have been handled by then."""
+    """Until pods are compared once more: an event from before a lost deletion may record a pod as
+    waiting after the rebuild. All such events have been handled by then."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -77,7 +75,7 @@ class LedgerRebuild:
     def __post_init__(self) -> None:
         self._compare_again_at = math.inf
         self._collecting = asyncio.Lock()
-        """Evidence is collected for one purpose at a time."""
+        """For one purpose at a time."""
 
     @loops(every_s=1.0)
     async def rebuild_ledger(self) -> list[RebuildEvent]:
@@ -174,7 +172,7 @@ class LedgerRebuild:
         return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
     async def _bound_since(self, recovery: Recovery, keep_on: KeepOn) -> list[Evidence]:
-        """Return the leases of pods that agents report, and that were bound after the listing.
+        """Return reported leases of pods that were bound after the listing.
 
         A pod that cannot be read is compared again with the next listing.
         """
@@ -252,7 +250,7 @@ class LedgerRebuild:
             await self.clock.sleep(self.timing.poll_s)
 
     async def _extend_lock(self, token: str) -> bool:
-        """Return whether all quotas are known."""
+        """Return whether all quotas are read."""
         now = self.clock.now()
         return await self.ledger.extend_rebuild(token, now=now, lock_s=self.timing.lock_s)
 

@@ -50,8 +50,8 @@ Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested
 class LedgerMismatch:
     """The differences between the ledger, which is added page by page, and the cluster.
 
-    A lease that was made after the listing began counts as an orphan, too: its pod is read. So does
-    a reservation if its pod is neither on a node nor `unbound`: a rollback brought it back.
+    A lease that is younger than the listing is an orphan, too: its pod is read. So is a reservation
+    whose pod is neither on a node nor `unbound`: a rollback brought it back.
     """
 
     def __init__(self, pods: Iterable[BoundPod], unbound: Iterable[PodUid] = ()) -> None:
@@ -73,7 +73,7 @@ class LedgerMismatch:
                 self.orphans.append(lease)
 
     def unleased(self) -> list[BoundPod]:
-        """Return pods with a lease in their annotation that none of the added leases is."""
+        """Return pods that carry a lease which none of the added leases is."""
         return [pod for pod in self._listed.values() if pod.lease and pod.pod not in self._leased]
 
 
@@ -95,9 +95,9 @@ class Reconciler:
     async def reconcile_listing(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Compare the ledger with each list of which these are the last chunks.
 
-        Other chunks arrive as copies; if one is missing, another list is requested. Raises
-        UnavailableError, so that the list is compared again, if a pod cannot be read; the
-        corrections for the others are published before that.
+        If a chunk is missing, another list is requested. If a pod cannot be read, the other
+        corrections are published, and UnavailableError is raised, so that the list is compared
+        again.
         """
         self.evidence.add_chunks(chunks)
         corrections: list[Correction] = []
@@ -173,7 +173,7 @@ class Reconciler:
     async def _find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
         """Return events for recorded pods that are gone; `unbound` are the pods without a node.
 
-        Records of pods that are bound by now, without a lease of ours, are removed.
+        Records of bound pods without a lease of ours are removed.
         """
         recorded = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
         await self._remove_bound([record for record, pod in recorded if pod and pod.node])
@@ -207,7 +207,7 @@ class Reconciler:
     async def remove_deleted_nodes(self, listings: Sequence[NodesListed]) -> None:
         """Remove the nodes that are missing from the newest list and are deleted.
 
-        A read of the node itself decides. One of a higher revision, saved meanwhile, stays.
+        A read of the node decides; a node saved meanwhile stays.
         """
         if await self.ledger.generation() is None:
             return
@@ -228,8 +228,8 @@ def correction_for(
 ) -> HolderGone | PlacementChosen | Lease | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
-    A committed lease whose pod is not bound has lost its Binding, which must be sent again. A lease
-    whose pod is bound to another node is returned: it must end.
+    The Binding of a committed lease is sent again if its pod is not bound. A lease whose pod is on
+    another node is returned: it must end.
     """
     same_pod = pod is not None and pod.pod == lease.pod
     if pod is not None and same_pod and not pod.terminal:

@@ -1,7 +1,6 @@
 """Planned preemptions, carried out: notice, evictions, and the freed devices for the pending pod.
 
-The planner claims the devices before it stores a plan (`shared.ledger.preemptions`), so that no
-other pod gets what becomes free.
+The planner has claimed the devices (`shared.ledger.preemptions`).
 """
 
 import asyncio
@@ -65,7 +64,7 @@ T = TypeVar("T")
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
 SLICES_S = 5.0
-"""The same for one that waits for a ResourceClaim: each makes kube-scheduler try all such pods."""
+"""The same for a ResourceClaim's pod: each makes kube-scheduler try all such pods."""
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
 STEP_S = 0.5
@@ -75,13 +74,13 @@ LOOK_S = 1.0
 NEXT_S = 0.02
 """Pause after steps were taken: the next ones may be due."""
 AT_ONCE = 8
-"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
-a Binding waits for its turn among them."""
+"""Preemptions whose steps are taken side by side: a Binding waits for its turn among their requests
+to the API server."""
 VICTIMS_AT_ONCE = 16
-"""Of one preemption: pods that are checked, announced or evicted side by side. Each batch of
-evictions is one write to Redis, so that one for 512 pods takes 32."""
+"""Pods of one preemption that are checked, announced or evicted side by side. Each batch of
+evictions is one write to Redis."""
 MOST_STEPS = 64
-"""Preemptions of which steps are taken in one round; the others follow in the next ones."""
+"""Of one round; other preemptions follow in the next ones."""
 OBSERVED_AT_ONCE = 64
 """Preemptions whose pods are read in one call: nothing is bound while the reply is decoded."""
 MAX_PAUSE_S = 5.0
@@ -103,7 +102,7 @@ async def side_by_side(actions: Iterable[Awaitable[T]]) -> list[T]:
 
 @dataclass(eq=False, kw_only=True)
 class PlannedPreemptions:
-    """Takes the steps of plans while this binder leads; holds no state that matters between two.
+    """Takes the steps of plans while this binder leads.
 
     Every step is saved with the version that it is based on, and every external call may be
     repeated: the next leader continues from the saved state.
@@ -129,13 +128,12 @@ class PlannedPreemptions:
         self._acting = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
         self._awaited = frozenset[PodUid]()
-        """Whose leases end for plans, as read last."""
+        """Pods whose leases end for plans."""
         self._has_acted = False
         self._last = ""
         """ID of the preemption that stepped last."""
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
-        """Return what an open preemption has claimed for the pod, or None if there is none."""
         state = await self.store.state(now=self.clock.now(), past_s=0)
         own = state.preemption_for(pod)
         return next((wanted for wanted in own.wanted if wanted.pod == pod), None) if own else None
@@ -145,10 +143,7 @@ class PlannedPreemptions:
         self._changed.set()
 
     def note_ended(self, pods: Iterable[PodUid]) -> None:
-        """Take the next steps at once if the leases of these pods have ended for a plan.
-
-        The planner notices that, too, for leases that another binder has ended.
-        """
+        """Take the next steps at once if the leases of these pods have ended for a plan."""
         if not self._awaited.isdisjoint(pods):
             self._changed.set()
 
@@ -282,7 +277,7 @@ class PlannedPreemptions:
         ]
 
     async def _announce(self, read: StoredPreemption) -> None:
-        """Announce the evictions; without notice, evict at once."""
+        """Without notice, evict at once."""
         preemption = read.preemption
         if await self._cancel_if_blocked(read):
             return
@@ -369,7 +364,6 @@ class PlannedPreemptions:
     async def _record_evictions(
         self, read: StoredPreemption, results: Sequence[tuple[Victim, EvictionOutcome, str]]
     ) -> StoredPreemption | None:
-        """Record these but for those that are blocked."""
         preemption = read.preemption
         now = self.clock.now()
         records = []
@@ -435,7 +429,7 @@ class PlannedPreemptions:
     async def _offer(self, read: StoredPreemption) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node.
 
-        It tries one that lacks devices for its ResourceClaim again when slices change.
+        It tries a pod that waits for a ResourceClaim when slices change.
         """
         now = self.clock.ticks()
         [wanted] = read.preemption.wanted  # no gang: kube-scheduler binds pods one by one
@@ -454,7 +448,7 @@ class PlannedPreemptions:
     async def _cancel(
         self, read: StoredPreemption, reason: str, blocked: Victim | None = None
     ) -> None:
-        """End a preemption; if an eviction is blocked, the journal says so to the planner."""
+        """End a preemption; the journal tells the planner of a blocked eviction."""
         for victim in read.preemption.left:
             await self.pods.withdraw(victim)
         current: StoredPreemption | None = read

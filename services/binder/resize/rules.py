@@ -1,7 +1,6 @@
 """Rules for the new size of a running lease, by its own facts; pure.
 
-The ledger decides whether the device and the quota have room, and the node agent whether a smaller
-size is enough for the memory in use.
+The ledger decides about room, and the node agent whether the memory in use allows a smaller size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ _NOWHERE = Paths(library="/", preload="/", containers="/")
 
 
 def refused(reason: str, hint: str = "") -> ResizeReply:
-    """Return why a lease cannot be resized, and what to try instead."""
     return ResizeReply(outcome="refused", reason=reason, hint=hint)
 
 
@@ -78,7 +76,7 @@ class SizeChange:
 
     @property
     def shrinks(self) -> bool:
-        """Whether some device's memory is released: its node must agree first."""
+        """Return whether some device's memory is released: its node must agree first."""
         pairs = zip(self.before, self.after, strict=True)
         return any(new.memory_mib < old.memory_mib for old, new in pairs)
 
@@ -359,7 +357,7 @@ def _over_quota(change: SizeChange, excess: QuotaExcess) -> ResizeReply:
 
 
 def _size_within(change: SizeChange, excess: QuotaExcess) -> str:
-    """Return the size that the quota allows a container that holds all of its lease, or ""."""
+    """Return the size that the quota allows a container with all of its lease, or an empty text."""
     shares = change.after
     if excess.model or len(shares) < len(change.lease.shares):
         return ""
