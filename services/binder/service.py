@@ -106,7 +106,6 @@ class Binder:
 
     @handles
     async def explain_waiting(self, events: Sequence[PlacementRefused | PodRejected]) -> None:
-        """Write why a pod waits into its condition and an Event, unless it has not changed."""
         for event in events:
             explanation = explain(event)
             if isinstance(event, PodRejected) and event.foreign:
@@ -183,7 +182,7 @@ class Binder:
 
     @handles
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save budgets; if that fails, they are published again."""
+        """Budgets that are not saved are published again."""
         with self.sweeper.resync_on_failure():
             for event in events:
                 await self.preemptions.store.save_budget(event)

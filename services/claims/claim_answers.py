@@ -19,7 +19,7 @@ from shared.runtime.service import handles
 
 MAX_WRITES = 16
 ATTEMPTS = 3
-"""Of one answer, while others change the claim."""
+"""Of one answer."""
 PERMITTED = ClaimAnswer(
     condition=LEASED,
     reason="Leased",
@@ -31,8 +31,7 @@ PERMITTED = ClaimAnswer(
 class ClaimEnder:
     """Ends leases of claims that are neither allocated nor prepared any more.
 
-    A pod that is deleted by force loses its claim while its containers still run. What must still
-    end is in the ledger, for any binder.
+    A pod that is deleted by force loses its claim while its containers still run.
     """
 
     ledger: RedisLeases
@@ -40,10 +39,7 @@ class ClaimEnder:
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
-        """End the leases of these allocations; those that are prepared, once they are not.
-
-        A lease of a later allocation stays.
-        """
+        """A lease of a later allocation stays."""
         generations = {event.claim: event.generation for event in events}
         ending = [
             self.end(lease)
@@ -53,9 +49,9 @@ class ClaimEnder:
         return lease_changes(chain.from_iterable(await asyncio.gather(*ending)))
 
     async def end(self, lease: Lease) -> list[Lease]:
-        """End a lease whose allocation is gone; nothing if its claim may be prepared.
+        """End a lease whose allocation is gone.
 
-        Then it ends when its node's agent confirms that the claim is not.
+        If its claim may be prepared, it ends once the node's agent confirms that it is not.
         """
         now: Lease | None = lease
         while now is not None and generation_of(now) == generation_of(lease):
@@ -90,8 +86,6 @@ def leased_answer(claim: AllocatedClaim, lease: Lease) -> ClaimAnswer:
 
 @dataclass(eq=False)
 class AnswerWriter:
-    """The API server decides between binders by the claim's version."""
-
     claims: ClaimClient
     agents: ClaimAgentClient
     ender: ClaimEnder
@@ -100,10 +94,9 @@ class AnswerWriter:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
     async def confirm(self, claim: AllocatedClaim, lease: Lease) -> list[Lease]:
-        """Write that the claim is leased, or end the lease if the allocation is gone or refused.
+        """Write that the claim is leased; end and return the lease if the allocation is gone.
 
-        An answer with another lease's copy is written again: that lease was lost. Returns leases
-        that ended.
+        An answer with another lease's copy is written again: that lease was lost.
         """
         copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
@@ -113,7 +106,6 @@ class AnswerWriter:
         return await self.ender.end(lease)
 
     async def permit(self, claim: AllocatedClaim) -> list[Lease]:
-        """Permit a claim with nothing but administrative access."""
         await self._write(claim, PERMITTED)
         return []
 
@@ -124,7 +116,7 @@ class AnswerWriter:
         return []
 
     async def lower_slices(self, claim: AllocatedClaim, text: str) -> str:
-        """Let the node's slices follow the ledger; return the refusal, with why they are late."""
+        """Return the refusal, with why the node's slices are late."""
         late = await self.agents.write_slices(claim.node)
         return f"{text} (the node's ResourceSlices may be late: {late})" if late else text
 
@@ -133,7 +125,7 @@ class AnswerWriter:
     ) -> AllocatedClaim | None:
         """Return the claim with its answer, perhaps another binder's, or None if it is gone.
 
-        An answer from when the claim was decided stays unless this one replaces it.
+        An earlier answer stays unless this one replaces it.
         """
         now: AllocatedClaim | None = claim
         refusal: LeaseholdError | None = None

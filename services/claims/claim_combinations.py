@@ -16,13 +16,12 @@ from shared.model.leases.ledger import (
 from shared.model.requests.claim import DRIVER
 
 LimitedRequests = Mapping[str, bool]
-"""Whether the containers that use a request, given by name, are limited."""
+"""Whether the containers that use a request are limited, by its name."""
 MOST_COMBINED = 32
-"""Claims of any driver: each is read."""
 
 
 class ClaimReads:
-    """Each once: the claims of one pod share them."""
+    """Reads each pod and claim once: the claims of one pod share them."""
 
     def __init__(self, claims: ClaimClient) -> None:
         self.list_uses = cache(lambda *of: asyncio.ensure_future(claims.list_uses(*of)))
@@ -69,7 +68,6 @@ def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedR
 
 
 def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, LimitedRequests]) -> str:
-    """Return which container combines a request of this claim with others, or an empty text."""
     used: dict[str, dict[tuple[str, str], bool]] = {}
     for use in uses:
         own = used.setdefault(use.container, {})

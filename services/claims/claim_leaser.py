@@ -66,9 +66,9 @@ WRITTEN_S = 10.0
 """After this time, an allocation that was not written never will be."""
 MOST_UNWRITTEN = 256
 MOST_UNWRITTEN_OF_NAMESPACE = 64
-"""Allocations for which a binder holds reservations while they are written."""
+"""Reservations of allocations that are being written."""
 MOST_CHOICES = 8
-"""Of places for MIG instances, while other binders get them first: a GPU has at most 7."""
+"""A GPU has at most 7 places, which other binders may get first."""
 WAIT_S = 10.0
 """How long a claim waits for a share that is about to be free, before it is refused."""
 FORGOTTEN_S = 6 * WAIT_S
@@ -82,17 +82,12 @@ class ClaimDecisions:
     leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
     refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
     permitted: list[AllocatedClaim] = field(default_factory=list)
-    """They need no lease."""
     ended: list[Lease] = field(default_factory=list)
-    """Of earlier allocations."""
     unresolved: list[str] = field(default_factory=list)
-    """Why other claims must be decided again."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ClaimLeaser:
-    """Remembers only since when claims wait: the ledger decides between binders."""
-
     ledger: RedisLeases
     publish: Publish
     writer: AnswerWriter
@@ -106,12 +101,11 @@ class ClaimLeaser:
         )
         self._plans = self.ledger.part(Preemptions)
         self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
-        """Claims with a share reserved while they are written, and since when: the API server may
-        reject the write."""
+        """Reservations whose allocations the API server may still reject, and since when."""
 
     @handles(concurrency=4)
     async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
-        """Lease each claim's allocation and write the answer; return leases that ended.
+        """Return leases that ended.
 
         Raises UnavailableError if a claim has to be decided again; the others are answered.
         """
@@ -154,8 +148,8 @@ class ClaimLeaser:
     async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Answer an allocation while its scheduler writes it, so that no pod waits for its answer.
 
-        Until the API server has the allocation, its lease is a reservation, which costs no budget.
-        After an empty reply `lease_claims` decides, and the pod waits for its binding conditions.
+        Until the API server has it, its lease is a reservation, which costs no budget. After an
+        empty reply `lease_claims` decides, and the pod waits for its binding conditions.
         """
         claim = request.claim
         try:
@@ -180,7 +174,6 @@ class ClaimLeaser:
         return len(others) < MOST_UNWRITTEN and of_namespace < MOST_UNWRITTEN_OF_NAMESPACE
 
     async def _forget_committed(self) -> None:
-        """Forget allocations of which the ledger has no reservation any more."""
         entries = [*self._unwritten.items()]
         leases = await self.ledger.load([claim for claim, _ in entries])
         for (claim, entry), lease in zip(entries, leases, strict=True):
@@ -204,7 +197,7 @@ class ClaimLeaser:
         return ClaimLeaseReply()
 
     async def _has_ended_before(self, lease: Lease, claim: AllocatedClaim) -> bool:
-        """End the lease of an earlier allocation of the claim; return whether it has ended."""
+        """End the lease of an earlier allocation; return whether it has ended."""
         if lease.claim is None or await self._has(claim, lease.claim.generation):
             return False
         ended = await self.ender.end(lease)
@@ -219,7 +212,6 @@ class ClaimLeaser:
 
     @loops(every_s=1.0)
     async def end_unwritten_claims(self) -> list[LeaseChanged]:
-        """Commit reservations of allocations that were written, and end those of others."""
         until = self.clock.ticks() - WRITTEN_S
         if all(at > until for _, at in self._unwritten.values()):
             return []
@@ -250,7 +242,6 @@ class ClaimLeaser:
 
     @answers(concurrency=8)
     async def restore_lease(self, event: ClaimRestoreRequest) -> LeasesReply:
-        """Return the lease of a claim to the agent of its node; one that was lost is restored."""
         await self.publish(await self.restore(event.claim, event.node))
         [lease] = await self.ledger.load([event.claim.pod])
         return LeasesReply(leases=(lease,) if lease and lease.node == event.node else ())
@@ -259,8 +250,8 @@ class ClaimLeaser:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
 
         A reservation is committed: the event of the written claim may come after its pod was bound.
-        Another lease gets another version, so that no earlier denial of an agent ends it. Returns
-        leases that ended. An error is logged: the node's agent repeats its request.
+        Another lease gets another version, so that no earlier denial of an agent ends it. An error
+        is logged: the node's agent repeats its request.
         """
         try:
             [lease] = await self.ledger.load([holder.pod])
@@ -370,7 +361,6 @@ class ClaimLeaser:
         totals: Mapping[NodeName, NodeTotals],
         decisions: ClaimDecisions,
     ) -> list[AllocatedClaim]:
-        """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
         reads = ClaimReads(self.writer.claims)
         refusals = await asyncio.gather(
@@ -407,8 +397,8 @@ class ClaimLeaser:
     ) -> None:
         """Refuse a claim, unless it fits as soon as what ends now has ended.
 
-        What a plan keeps for another pod is refused at once: kube-scheduler gives no other pod what
-        it has allocated.
+        kube-scheduler gives no other pod what it has allocated: what a plan keeps is refused at
+        once.
         """
         kept = await self._kept_text(request, totals.get(claim.node))
         if not kept and (outcome.reserved_for_other or await self._is_ending(request)):
@@ -435,19 +425,19 @@ class ClaimLeaser:
         return any(share.device in devices for lease in ending for share in lease.shares)
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
-        """Return whether the claim has this allocation now: events may arrive in any order."""
+        """Events may arrive in any order."""
         return await self._written(claim, generation) is not None
 
     async def _written(self, claim: AllocatedClaim, generation: str) -> AllocatedClaim | None:
-        """Return the claim as the API server has it, if it has this allocation."""
+        """Return the claim as stored, or None if it has another allocation."""
         now = await self.writer.claims.get_allocation(claim.namespace, claim.name)
         is_it = now is not None and (now.claim, now.generation) == (claim.claim, generation)
         return now if is_it else None
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
-        """Return whether an answered claim must be leased anew, as the ledger has lost its lease.
+        """Return whether an answered claim must be leased anew.
 
-        Unless the node's agent confirms that it is not prepared, the lease is written again.
+        Unless the node's agent confirms that it is unprepared, the lease is written again.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -492,11 +482,7 @@ def _reservations(
     totals: Mapping[NodeName, NodeTotals],
     decisions: ClaimDecisions,
 ) -> list[tuple[AllocatedClaim, Reservation]]:
-    """Return requests for what was allocated, and refuse what has no place.
-
-    Of claims for different time slices of one GPU, the first is leased: the others are decided
-    after it.
-    """
+    """Of claims for different time slices of one GPU, lease the first before the others."""
     nodes = {name: node_totals.node for name, node_totals in totals.items()}
     wanted: list[tuple[AllocatedClaim, Reservation]] = []
     asked: dict[tuple[NodeName, DeviceUuid], Interval] = {}

@@ -1,6 +1,6 @@
 """The shares that a ResourceClaim's allocation needs, and why the ledger refuses them; pure.
 
-A scheduler has chosen the devices, and the profiles of MIG instances; their places are chosen here.
+A scheduler has chosen the devices and MIG profiles; the places are chosen here.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ SHOWN_GPUS = 8
 MOST_DATA = 10_240
 """Bytes of a driver's data in `status.devices` of a ResourceClaim, by the API server."""
 NUMBERS_BYTES = 16
-"""Of a share, in the copy of a lease; twice as many of the lease."""
+"""Of a share, in the copy of a lease; the lease itself has twice as many."""
 
 
 def name_of(claim: AllocatedClaim) -> str:
@@ -152,14 +152,13 @@ def demand_of(mode: ClaimMode, *, is_of_one_pod: bool) -> HeldBy:
 def holding_of(
     allocated: AllocatedDevice, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
 ) -> Holding | None:
-    """Return what holds a part of a device in this mode, or None."""
+    """Return None if nothing holds such a part."""
     if demand.compute is None and is_whole(allocated, device):
         return WHOLE
     return device.offer.holding(demand, mode=mode, capped=allocated.cores_percent > 0)
 
 
 def is_whole(allocated: AllocatedDevice, device: Device) -> bool:
-    """Return whether all of the device's memory is allocated."""
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
     return memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
 
@@ -202,10 +201,7 @@ def _unheld_text(
 def choose_places(
     device: Device, use: DeviceUse, profiles: Sequence[str]
 ) -> list[MigPlacement] | None:
-    """Return the places of a claim's instances on a device, or None if no layout has them all.
-
-    If they are not free, the ledger refuses them.
-    """
+    """Return None if no layout has them all; the ledger refuses places that are not free."""
     shapes = layout_shapes(device.layouts)
     taken = parse_positions(use.taken.slots_taken)
     free = find_instances(shapes, use.taken.layout, taken, profiles)
@@ -233,7 +229,7 @@ def _with_places(use: DeviceUse, places: Sequence[MigPlacement]) -> DeviceUse:
 
 
 def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile) -> Share:
-    """Return a share whose layout and position are still to be chosen."""
+    """Its layout and position are still to be chosen."""
     return structs.replace(
         _share(allocated, device, profile.memory_mib),
         mig=MigPlacement(layout="", position=0, profile=profile.name),
@@ -246,7 +242,7 @@ def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile)
 def slices_refusal(wanted: Reservation, leases: Iterable[Lease]) -> str:
     """Return why these time slices cannot be set beside a node's leases, or an empty text.
 
-    A GPU has one length for all processes. Leases that ask for none have any.
+    A GPU has one length for all processes.
     """
     [candidate] = wanted.candidates
     asked: dict[DeviceUuid, Interval] = {}
@@ -289,14 +285,12 @@ def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share
 
 
 def kept_shares(wanted: Reservation, totals: NodeTotals) -> list[Share]:
-    """Return the wanted shares of devices that plans keep for pods."""
     [candidate] = wanted.candidates
     kept = {device.uuid for device, use in totals.node.devices if use.claimed_by}
     return [share for share in candidate.shares if share.device in kept]
 
 
 def kept_text(wanted: Reservation, totals: NodeTotals, state: PreemptionState) -> str:
-    """Return for which other pod a plan keeps a wanted device, or an empty text."""
     viewer = wanted.namespace
     for share in kept_shares(wanted, totals):
         where = f"{_gpu_of(share)} of {totals.node.facts.name} is kept for"
@@ -344,7 +338,6 @@ def _instances_text(shares: Iterable[Share], device: Device, totals: NodeTotals,
 
 
 def _free_text(use: DeviceUse, device: Device) -> str:
-    """Without leases, count the instances of any of the device's layouts."""
     taken = parse_positions(use.taken.slots_taken)
     free = count_free(layout_shapes(device.layouts), use.taken.layout, taken)
     if use.taken.exclusive or not free:
@@ -388,7 +381,7 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held
 
 
 def holders(leases: Iterable[Lease], device: DeviceUuid, viewer: Namespace) -> str:
-    """Name what the viewer's namespace has leased of a device, and count other leases."""
+    """Name only what the viewer's namespace has leased."""
     held = [
         (lease, booking.memory_mib)
         for lease in leases

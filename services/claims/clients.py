@@ -35,7 +35,7 @@ class ClaimAgentClient:
         return await list_terminated(self.bus, node, pods)
 
     async def write_slices(self, node: NodeName) -> str:
-        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        """Return why the node's slices do not follow the ledger, or an empty text."""
         return await request_slices(self.bus, node)
 
 
@@ -44,7 +44,6 @@ class ClaimAnswer:
     condition: str
     """`LEASED` or `REFUSED` of `shared.model.requests.claim`, which becomes True."""
     reason: str
-    """In CamelCase."""
     message: str
     lease: Mapping[str, Any] | None = None
     """A lost ledger is rebuilt from it."""
@@ -54,9 +53,9 @@ class ClaimAnswer:
 class RequestUse:
     container: str
     claim: str
-    """Empty if the container requests an extended resource of ours."""
+    """Empty for an extended resource of ours."""
     request: str
-    """Empty for all requests of the claim; or the extended resource."""
+    """Empty for all requests of the claim."""
 
 
 def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
@@ -97,8 +96,7 @@ class ClaimClient(AllocationReader):
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         """Write the conditions of all devices in one server-side apply.
 
-        The entries of other drivers stay. Raises ConflictError if the claim has changed since it
-        was read, RequestError if it is gone.
+        Raises ConflictError if the claim has changed since it was read, RequestError if it is gone.
         """
         await self.client.apply(
             f"{claim_path(claim.namespace, claim.name)}/status",
@@ -120,7 +118,6 @@ class ClaimClient(AllocationReader):
 def device_statuses(
     claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
 ) -> list[dict[str, Any]]:
-    """The first entry has the lease's copy."""
     condition = {
         "type": answer.condition,
         "status": "True",

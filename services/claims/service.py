@@ -15,7 +15,7 @@ from shared.runtime.service import publishes
 @publishes(SlicesRequest, TerminationRequest)
 @dataclass(eq=False, kw_only=True)
 class Claims:
-    """Any number of replicas may run: ledger and API server decide between them."""
+    """Any number of replicas may run."""
 
     leaser: ClaimLeaser
     ender: ClaimEnder

@@ -28,7 +28,6 @@ from shared.placing.starts import WaitingClaim
 CLASSES = (DRIVER, f"whole-{DRIVER}")
 """As the component `dra` has them."""
 SELECTOR = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-"""Their only selector."""
 NODE_NAME = "metadata.name"
 MOST_DEVICES = 32
 """Of a claim, by Kubernetes."""
@@ -39,7 +38,7 @@ class ClaimDemand(NamedTuple):
     containers: tuple[GpuRequest, ...]
     """Named after its requests."""
     unlisted: tuple[NodeName, ...] = ()
-    """Nodes without ResourceSlices: kube-scheduler allocates nothing there."""
+    """kube-scheduler allocates nothing there."""
 
     def added_to(self, request: PodRequest) -> PodRequest:
         needs = request.node_requirements
@@ -51,10 +50,7 @@ class ClaimDemand(NamedTuple):
 
 
 def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:
-    """Return what a claim without an allocation requests of our GPUs.
-
-    None if it is allocated, or if the ledger does not know all that kube-scheduler decides by.
-    """
+    """Return None for a claim that has an allocation, or needs what only kube-scheduler decides."""
     requests = claim.requests
     one_pod = claim.is_of_one_pod
     try:
@@ -72,7 +68,7 @@ def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> Cla
 
 
 def _gpu_request(named: NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
-    """Return the same share of each device. Raises RequestError if the request is for others.
+    """Raises RequestError if the request is for others.
 
     Slices list no device without free cores, and the driver holds no part of a claim that several
     pods may use.

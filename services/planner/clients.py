@@ -39,10 +39,7 @@ class PlannerClient:
         """None until all pods are listed."""
 
     async def follow_pods(self) -> None:
-        """Watch all pods, so that `list_pods` reads none of them.
-
-        Raises RequestError without the permission.
-        """
+        """Watch all pods, for `list_pods`. Raises RequestError without the permission."""
         reflector = Reflector(self.client, PODS, ApiPod)
         self._pods = {}
         try:

@@ -61,7 +61,7 @@ BESIDE_CLAIMS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPlan:
     placements: tuple[Placement | None, ...]
-    """Of each pending pod, or None if one of a gang does not start with the others."""
+    """None for a pod that does not start with the others of its gang."""
     victims: tuple[VictimCandidate, ...]
 
     @property
@@ -96,18 +96,13 @@ class PreemptionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionLimits:
-    """No plan has two pods of a PodDisruptionBudget that allows one disruption."""
-
     disruption_budgets: Sequence[DisruptionBudget] = ()
     allowance: Allowance = field(
         default_factory=lambda: Allowance(total=1 << 30, per_namespace=1 << 30)
     )
 
     def allow(self, leases: Collection[Lease]) -> bool:
-        """Return whether the pods of all these leases may be evicted.
-
-        The API server evicts no pod that several PodDisruptionBudgets select.
-        """
+        """The API server evicts no pod that several PodDisruptionBudgets select."""
         namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
         pods = namespace_of.keys()
         if len(pods) > self.allowance.total:
@@ -141,10 +136,9 @@ class PlanInput:
     candidates: Sequence[VictimCandidate]
     limits: EvictionLimits = field(default_factory=EvictionLimits)
     ending: Set[PodUid] = frozenset()
-    """Pods that other preemptions end."""
 
     def endables(self) -> list[EndableLease]:
-        """Return the candidates; all of a gang have its highest tier."""
+        """Give all leases of a gang its highest tier."""
         worst = dict[str, EvictionTier]()
         for candidate in self.candidates:
             if needs_others(candidate.lease):
@@ -178,10 +172,7 @@ class PlanInput:
 
 
 def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
-    """Return the cheapest leases whose end makes the pod fit on one node, or why none is.
-
-    A pod that fits anyway, now or once leaving pods are gone, has no plan.
-    """
+    """Return the cheapest leases whose end makes the pod fit on one node, or why none is."""
     node = given.trials.node_as_it_is(request)
     if node is not None:
         return f"it will fit on {node} as it is"
@@ -194,7 +185,7 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
 
 
 def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
-    """Yield plans, the cheapest first."""
+    """The cheapest come first."""
     endables = given.endables()
     gangs = given.gangs_among(endables)
     search = RoomSearch(request, given.trials, allows=given.allows, gangs=gangs)
@@ -230,7 +221,6 @@ def plan_for_gang(
 
 
 def _domains(nodes: Iterable[NodeTotals], keys: Sequence[str]) -> list[list[NodeTotals]]:
-    """Return the nodes by their values of these labels, without those that lack one."""
     domains = dict[tuple[str, ...], list[NodeTotals]]()
     for totals in nodes:
         labels = totals.node.facts.labels
@@ -255,7 +245,7 @@ class ClusterSnapshot:
         return trials
 
     def without_start_of(self, id_: str, state: PreemptionState) -> ClusterTrials:
-        """Return trials without the claims of a planned start, which a preemption replaces."""
+        """Leave out the claims of a planned start, which a preemption replaces."""
         own = [start for start in state.starts if start.id == id_]
         leaving = {uid for uid, pod in self.pods.items() if pod.deleting}
         return ClusterTrials(with_claims(self.nodes, (), own), leaving)
@@ -264,7 +254,6 @@ class ClusterSnapshot:
         return any(lease.gang == gang.name for totals in self.nodes for lease in totals.leases)
 
     def gang_sizes(self, ending: Iterable[Lease]) -> dict[str, int]:
-        """Count all leases of the gangs whose pods end together."""
         names = {lease.gang for lease in ending if needs_others(lease)}
         if not names:
             return {}
@@ -285,9 +274,7 @@ def pending_units(
 ) -> list[WaitingUnit]:
     """Return the pods and gangs to preempt leases for, the best lease class first.
 
-    A gang is left out while fewer pods wait than it needs, and so are pods with required rules
-    about other pods, which plans do not count. `claims` are what pods without GPUs of their own
-    wait for.
+    `claims` are what pods without GPUs of their own wait for.
     """
     open_for = state.preemptors()
     by_id = defaultdict[str, list[WaitingPod]](list)
@@ -334,13 +321,13 @@ def unit_of(
 
 
 def with_devices(pod: WaitingPod, demand: ClaimDemand) -> WaitingPod:
-    """Return a pod as if it requested the devices of its claim by resource names."""
+    """Return a pod as if it requested its claim's devices by resource names."""
     request = demand.added_to(pod.queued.request)
     return replace(pod, queued=replace(pod.queued, request=request))
 
 
 def unreached(unit: WaitingUnit) -> str:
-    """Return why no freed device could help a pod or gang, or an empty text."""
+    """Return why no freed device could help, or an empty text."""
     refused = next((pod.refusal for pod in unit.pods if pod.refusal.permanent), None)
     if unit.claim is not None and not unit.pods[0].was_filtered_out:
         refused = None  # nothing but kube-scheduler has looked at it
@@ -372,7 +359,7 @@ def unreached(unit: WaitingUnit) -> str:
 def pause_text(
     unit: WaitingUnit, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why no more pods are evicted for one with a claim by now, or an empty text."""
+    """Return why no more pods are evicted for a claim by now, or an empty text."""
     if unit.claim is None:
         return ""
     until = no_plan_until(state.evictions, unit.pods[0].queued.pod, rules)
@@ -385,7 +372,6 @@ def pause_text(
 
 
 def has_claims_alone(queued: PodQueued) -> bool:
-    """Return whether a pod waits for devices of ResourceClaims only."""
     return CLAIMS_FIELD in queued.handed_over and not queued.request.containers
 
 
@@ -523,5 +509,5 @@ class PlanRound:
 
 
 def requests_of(unit: WaitingUnit, cluster: ClusterSnapshot) -> list[PodRequest]:
-    """Return the requests of the pods, with what repels each from nodes."""
+    """Include what repels each pod from nodes."""
     return [repelled_request(pod.queued, cluster.domains) for pod in unit.pods]

@@ -59,7 +59,7 @@ class EvictionTier(NamedTuple):
     """No controller replaces the pod."""
     cause: int
     overdraft: int
-    """Minus the overdraft of its namespace's budget, in thousandths."""
+    """Minus the overdraft of its budget, in thousandths."""
     priority: int
 
 
@@ -67,7 +67,7 @@ class EvictionTier(NamedTuple):
 class VictimCandidate:
     lease: Lease
     pods: tuple[PodSnapshot, ...]
-    """All pods that use the ResourceClaim."""
+    """All that use its ResourceClaim."""
     cause: PreemptionCause
     budget: BudgetChanged | None = None
     tier: EvictionTier
@@ -80,7 +80,7 @@ class VictimCandidate:
 
 
 def is_worthwhile(own: BudgetChanged | None, now: float) -> bool:
-    """Return whether the pending pod could run long enough on its own budget."""
+    """Return whether the pod could run long enough on its own budget."""
     exhausted_at = own.exhausted_at if own and lease_class(own) == 0 else None
     return exhausted_at is None or exhausted_at - now >= MIN_USEFUL_S
 
@@ -93,10 +93,7 @@ def overdraft_permille(budget: BudgetChanged | None) -> int:
 
 
 def owner_key(pod: PodSnapshot) -> str:
-    """Return what a pod has in common with its replacements.
-
-    It is the UID of its ReplicaSet, or `NAMESPACE/NAME` of a pod without a controller.
-    """
+    """Return what a pod has in common with its replacements."""
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
@@ -109,10 +106,9 @@ def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: Preemption
 
 
 def no_plan_until(past: Iterable[EvictionRecord], pod: PodUid, rules: PreemptionRules) -> float:
-    """Return until when no more pods are evicted for a ResourceClaim's pod, or 0.
+    """Return until when no more pods are evicted for a pod with a ResourceClaim, or 0.
 
-    kube-scheduler may choose other devices than those that were freed: each eviction in vain
-    doubles the pause.
+    kube-scheduler may choose other devices: each eviction in vain doubles the pause.
     """
     return _pause_after((record for record in past if record.for_pod == pod), rules)
 
@@ -160,7 +156,6 @@ def allowance(state: PreemptionState, rules: PreemptionRules, now: float) -> All
 def over_limit(
     namespace: Namespace, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why a violator may not be evicted yet, or an empty text."""
     if allowance(state, rules, now).of(namespace):
         return ""
     return (
@@ -179,8 +174,6 @@ def is_evictable(event: ViolationConfirmed, rules: PreemptionRules, now: float) 
 
 
 class Exclusions:
-    """Why leases are not preempted although there is a cause."""
-
     def __init__(self, state: PreemptionState, rules: PreemptionRules, now: float) -> None:
         self._rules = rules
         self._now = now

@@ -1,7 +1,7 @@
 """Plans starts of pods that wait: devices are claimed where a pod, or a gang, fits earliest.
 
-No pod is evicted: leases on these devices end by their own terms, and until then only pods that end
-before the start are let onto them.
+No pod is evicted: until the leases on these devices end, only pods that end before the start are
+let onto them.
 """
 
 import asyncio
@@ -53,7 +53,6 @@ from shared.runtime.service import Publish
 AGED_S = 3600.0
 """After so long, fair share no longer lets pods of other namespaces come first: none starves."""
 NAMESPACE_STARTS = 2
-"""Starts of one namespace while pods of others wait."""
 PLAN_S = 2.0
 """Interval of plans while pods wait: shorter ones cost more, and find room for starts sooner."""
 PAUSE_FACTOR = 20.0
@@ -63,14 +62,13 @@ MAX_PLAN_S = 30.0
 MOST_PASS_S = 5.0
 """After this time, the others are left for the next plans, where they come first."""
 MOST_REPORTS = 4096
-"""While NATS is away; the oldest are dropped first."""
+"""The oldest are dropped first."""
 
 
 def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
-    """Return what waits in the order in which its starts are planned.
+    """Within a rank, what has waited for `AGED_S` comes first, oldest first.
 
-    What has waited for `AGED_S` comes first, oldest first. A namespace's third gang comes after the
-    first of every other.
+    A namespace's third gang comes after the first of every other.
     """
 
     def rank(unit: WaitingUnit) -> tuple[bool, int]:
@@ -147,7 +145,6 @@ def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
 
 
 def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
-    """Return why a start must be elsewhere, or an empty text."""
     by_name = {totals.node.facts.name: totals.node for totals in nodes}
     for reservation in start.wanted:
         (placement,) = reservation.candidates
@@ -167,7 +164,7 @@ def endless_leases(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd]) -> list[
 
 
 def is_claimed(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float) -> bool:
-    """Return whether all that a plan waits for ends, and soon enough to claim its devices."""
+    """All that the plan waits for must end, and soon enough."""
     return plan.claims(now) and not endless_leases(plan, ends)
 
 
@@ -220,10 +217,7 @@ class WaitEstimate(NamedTuple):
 
 @dataclass(eq=False)
 class WaitEstimates:
-    """What is shown to pods and gangs without a start, until it is no longer so.
-
-    It is shown again only if the expected time is quite another.
-    """
+    """What is shown to pods and gangs without a start, until the expected time is quite another."""
 
     reports: StartReports
 
@@ -255,13 +249,12 @@ class WaitEstimates:
         self.reports.add(outlook.shown_to, decision, text, once=True)
 
     def take_back(self, id_: str, waiting: Container[PodUid]) -> None:
-        """Remove the condition of those of its pods that wait; its Event stays."""
+        """Its Event stays."""
         shown = self.shown.pop(id_, None)
         pods = [pod for pod in shown.shown_to if pod.pod in waiting] if shown else []
         self.reports.add(pods, StartDecision.WITHDRAWN, "")
 
     def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid], now: float) -> None:
-        """Take back what is no longer so of pods and gangs that were not tried."""
         current = {unit.id for unit in units if self.holds(unit, now)}
         for id_ in self.shown.keys() - current:
             self.take_back(id_, waiting)
@@ -287,7 +280,7 @@ class StartPlanner:
         self._planned_for: object = None
         self._outlooks = WaitEstimates(self.reports)
         self._stored = dict[str, tuple[PodUid, ...]]()
-        """By ID, the pods of the starts that were stored when plans were made last."""
+        """By ID, the pods of the starts when plans were made last."""
 
     @property
     def has_shown(self) -> bool:

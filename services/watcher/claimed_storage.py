@@ -45,7 +45,6 @@ MOST_STORED = 200_000
 """A claim and its volume take about 2.3 KiB."""
 MOST_OF_NAMESPACE = 50_000
 MOST_GIVEN_UP = 8
-"""Of a claim, the newest."""
 
 
 class StorageKind(StrEnum):
@@ -85,12 +84,10 @@ class ClaimedStorage:
         self.limited: frozenset[str] = frozenset()
         """CSI drivers that limit how many volumes some node attaches."""
         self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
-        """Pods with claims."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
-        """Nodes that were selected for claims, and where no volume was provisioned."""
+        """Nodes that were selected, and where no volume was provisioned."""
         self._of_namespace = Counter[str]()
         self.left_out: set[StorageKind] = set()
-        """Kinds of which not all objects are kept."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -152,7 +149,6 @@ class ClaimedStorage:
             self.left_out.add(StorageKind.CLAIM)
 
     def _unkept(self, pod: ObservedPod) -> str:
-        """Return why a claim or volume of the pod may exist and is not kept, or an empty text."""
         if not self.left_out:
             return ""
         claims = [self.storage.claims.get(key) for key in pod.claim_keys]
@@ -204,9 +200,9 @@ class ClaimedStorage:
         return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
 
     def attached(self, node: NodeName) -> dict[str, int]:
-        """Return how many more volumes are attached to a node than leases count there.
+        """Return how many more volumes are attached than leases count there.
 
-        Each volume counts once: the number is negative where pods with leases share volumes.
+        The number is negative where pods with leases share volumes.
         """
         if not self.limited or len(self._listed) < len(StorageKind):
             return {}
@@ -232,8 +228,7 @@ class ClaimedStorage:
     ) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
-        A pod that has to wait has the reason as a requirement. Pods of a gang that share (`shared`)
-        a claim for one node have to be on one node.
+        Pods of a gang that share a claim for one node have to be on one node.
         """
         if pod.request is None:
             return pod
@@ -277,7 +272,6 @@ class ClaimedStorage:
         return structs.replace(pod, request=request)
 
     def _other_nodes(self, claims: Iterable[ClaimKey]) -> list[PreferredTerm]:
-        """Prefer nodes where provisioning has not failed."""
         terms: list[PreferredTerm] = []
         for key in sorted(claims):
             names = self._given_up.get(key)

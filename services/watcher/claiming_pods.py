@@ -18,9 +18,8 @@ from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod, queued_elsewhere
 
 MOST_OF_NAMESPACE = 500
-"""Published pods: those of the highest priority, then the oldest. The others follow."""
+"""Those of the highest priority, then the oldest, are published."""
 MOST_CLASSES = 8
-"""Of a claim."""
 
 ClaimingEvent = PodHandedOver | PodTerminated
 
@@ -30,9 +29,7 @@ class ClaimUpdate(NamedTuple):
     namespace: Namespace
     name: str
     allocation: AllocatedClaim | None
-    """Of our devices."""
     classes: frozenset[str] = frozenset()
-    """None of a claim that was allocated or deleted."""
 
 
 class _Claim(NamedTuple):
@@ -42,7 +39,6 @@ class _Claim(NamedTuple):
 
 
 def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
-    """Return none for a claim with an allocation."""
     if claim.status.allocation is not None:
         return frozenset()
     classes = (device.device_class_name for _, device in claim.spec.devices)
@@ -56,9 +52,8 @@ class ClaimingPods:
         """As they were published last."""
         self._waiting: dict[Namespace, dict[PodUid, ObservedPod]] = {}
         self._by_namespace: dict[Namespace, set[PodUid]] = {}
-        """Published pods."""
         self._ended: dict[PodUid, ObservedPod] = {}
-        """Published pods whose end is not published yet."""
+        """Their end is not published yet."""
         self._untried: set[PodUid] = set()
         """Pods without a reason at the last call of `note_untried` ..."""
         self._ignored: set[PodUid] = set()
@@ -92,7 +87,6 @@ class ClaimingPods:
                 del self._claims[update.namespace]
 
     def update_classes(self, changes: Mapping[str, bool]) -> None:
-        """Take which of the changed DeviceClasses are for our devices."""
         before = frozenset(self._classes)
         self._classes.update(name for name, is_ours in changes.items() if is_ours)
         self._classes.difference_update(name for name, is_ours in changes.items() if not is_ours)

@@ -13,8 +13,6 @@ from shared.pods.observed_pod import ObservedPod
 
 
 class NodeTracker:
-    """Nodes, with the usage of their pods without a lease."""
-
     def __init__(self, pods: PodTracker) -> None:
         self.pods = pods
         self.observed: dict[NodeName, NodeFacts] = {}
@@ -23,7 +21,7 @@ class NodeTracker:
         self.revision: int | None = None
         """0 if unknown, None before the first list."""
         self.revisions_forgotten = False
-        """The next `resync` has no revisions, so that it replaces states with higher ones."""
+        """The next `resync` replaces states with higher ones."""
 
     def update(self, node: NodeFacts, revision: int) -> list[NodeChanged]:
         self.observed[node.name] = node
@@ -92,7 +90,7 @@ class ForeignDeviceTracker:
         self._unreported: set[NodeName] = set()
 
     def update(self, name: NodeName, report: DevicesRegistered | None) -> list[DevicesRegistered]:
-        """Update a node's report, which is None if the node has our agent.
+        """`report` is None if the node has our agent.
 
         A node that never had devices is not published; one that lost them is, and so is one that
         our agent reported before.

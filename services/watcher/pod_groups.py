@@ -85,17 +85,12 @@ class PodGroupChanges:
     """By `namespace/name`, None if it was deleted."""
     synced: bool = False
     absent: bool = False
-    """The API server does not know the kind."""
     unreadable: str = ""
     path: str = ""
 
 
 class PodGroupIndex:
-    """PodGroups by kind.
-
-    A pod whose PodGroup is missing waits for it, as with the schedulers that define these
-    PodGroups. Where the kind is missing, none can be created: pods are placed one by one.
-    """
+    """A pod whose PodGroup is missing waits for it; where the kind is missing, it does not."""
 
     def __init__(self) -> None:
         self.paths: dict[PodGroupKind, str] = {}
@@ -103,7 +98,6 @@ class PodGroupIndex:
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
         self._placed_elsewhere: Counter[str] = Counter()
-        """By group."""
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
         """Return the names of affected groups, or None for all of the kind."""
@@ -131,7 +125,7 @@ class PodGroupIndex:
         return self._groups.get(kind, {}).get(name)
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[str]:
-        """Count pods that other schedulers place; return the groups whose count changed."""
+        """Return the groups whose count of pods changed."""
         group, former = (pod.placed_elsewhere if pod else "" for pod in (now, before))
         if group == former:
             return set()
@@ -142,7 +136,6 @@ class PodGroupIndex:
         return {group, former} - {""}
 
     def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
-        """Return the kinds that are not installed, and that a pending pod names."""
         return frozenset(
             pod.group.kind
             for pod in pods

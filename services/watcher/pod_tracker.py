@@ -45,11 +45,7 @@ FORGET_S = 20.0
 
 
 class BindingBackoff:
-    """Pods whose bindings fail again and again: each attempt costs the API server requests.
-
-    Reservations that expire while no binder or agent runs take longer than `FORGET_S`, and do not
-    count.
-    """
+    """Pods whose bindings fail again and again: each attempt costs the API server requests."""
 
     def __init__(self) -> None:
         self._pauses: dict[PodUid, tuple[float, float]] = {}
@@ -97,22 +93,18 @@ class PodTracker:
         self._grouped: dict[PodUid, ObservedPod] = {}
         """As observed, without their gang."""
         self._members: dict[str, set[PodUid]] = {}
-        """By group."""
         self.changed_groups: set[str] = set()
-        """Groups of which other schedulers have placed more or fewer pods."""
+        """Other schedulers have placed more or fewer of their pods."""
         self.storage = ClaimedStorage()
         self._claiming: dict[PodUid, ObservedPod] = {}
         """As observed, without what their PersistentVolumeClaims need."""
         self._sharers: dict[tuple[str, ClaimKey], set[PodUid]] = {}
-        """By group and claim."""
         self.changed_claims: set[ClaimKey] | None = set()
-        """Claims that changed, or whose users did, since `update_claiming`; None if it may be
-        any."""
+        """Since `update_claiming`; None if it may be any."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.reservations: dict[NodeName, Counter[str]] = {}
-        """By node and namespace: pods that reserve its GPUs for another scheduler."""
+        """Pods that reserve its GPUs for another scheduler, by namespace."""
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
-        """Pods with the term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
         """Pods with required anti-affinity that may have a lease."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
@@ -121,9 +113,7 @@ class PodTracker:
         self.changed_nodes: set[NodeName] = set()
         """Since `NodeTracker.update_usage`."""
         self.limits_have_changed = False
-        """All nodes change: other drivers limit their volumes."""
         self.has_urgent_changes = False
-        """Nodes in `changed_nodes` repel other pods than before."""
         self.revision = 0
         """Highest resource version, 0 if unknown."""
 
@@ -214,7 +204,6 @@ class PodTracker:
 
     @property
     def claiming_pods(self) -> int:
-        """Pods with PersistentVolumeClaims that wait."""
         return len(self._claiming)
 
     def update_claiming(self, generation: int) -> list[PodEvent]:
@@ -248,8 +237,8 @@ class PodTracker:
     def resync_unexplained(self, generation: int) -> list[PodEvent]:
         """Publish pods without a reason to wait in their status: their event may have been lost.
 
-        The API server's clock may differ from ours, so calls are counted, and not the pod's age.
-        The pauses double, so that thousands of pods in a queue delay each other little.
+        The API server's clock may differ from ours, so calls are counted. The pauses double, so
+        that thousands of pods in a queue delay each other little.
         """
         self._unexplained = {
             pod.pod: self._unexplained.get(pod.pod, 0) + 1
@@ -286,10 +275,7 @@ class PodTracker:
         ]
 
     def with_usage(self, node: NodeFacts) -> NodeFacts:
-        """Add what pods without a lease use.
-
-        Kubelets let pods use any amount of resources that the node does not have.
-        """
+        """Kubelets let pods use any amount of resources that the node does not have."""
         used: Mapping[str, int] = self.usage.get(node.name, {})
         allocatable = node.allocatable
         if self.storage.limited:
@@ -360,7 +346,6 @@ class PodTracker:
                 self._sharers.setdefault((observed.group.name, key), set()).add(pod)
 
     def _update_first_sharers(self, second: ObservedPod) -> list[PodEvent]:
-        """Update pods that used a claim of their group alone until now."""
         if second.group is None or not second.claims:
             return []
         group = second.group.name
@@ -369,7 +354,6 @@ class PodTracker:
         return [event for pod in firsts for event in self._update_pending(self._grouped[pod])]
 
     def _shared_claims(self, pod: ObservedPod) -> list[ClaimKey]:
-        """Return the claims that other pending pods of its group use, too."""
         if pod.group is None:
             return []
         group = pod.group.name
@@ -403,16 +387,12 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
 
 
 def _requests_gpus(pod: ObservedPod) -> bool:
-    """Return whether the pod gets a lease, which ends its wait."""
+    """A lease ends the pod's wait."""
     return pod.request is not None and bool(pod.request.containers)
 
 
 def handed_over_event(pod: ObservedPod) -> PodHandedOver:
-    """Return the event of a pod that waits for kube-scheduler.
-
-    With an invalid request it has no GPUs and no ResourceClaims: where it may run is unknown, so
-    that no pod is evicted for it.
-    """
+    """With an invalid request it has no GPUs and no ResourceClaims: no pod is evicted for it."""
     if pod.request is None:
         event = replace(queued(pod, PodRequest(priority=pod.priority)), handed_over="")
     else:

@@ -1,7 +1,7 @@
 """Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-The last valid version of an invalid object, which its status keeps for a restart, stays in force.
-Without one its namespace gets nothing new, since it was to be limited.
+The last valid version of an invalid object stays in force. Without one its namespace gets nothing
+new, since it was to be limited.
 """
 
 import asyncio
@@ -40,7 +40,6 @@ INVALID = Gauge(
 
 
 _Apply = Callable[[str, RawObject | None], None]
-"""The object is None if it was deleted."""
 
 
 def load_file(path: Path) -> dict[Namespace, Quota]:

@@ -31,7 +31,7 @@ class SelectedPods:
 
     def __init__(self) -> None:
         self.changed: set[PodUid] = set()
-        """Waiting pods whose request may differ now."""
+        """Their request may differ now."""
         self.changed_nodes: set[NodeName] = set()
         self._in_use: dict[str, PodSelection] = {}
         """By resource, the last used last."""
@@ -39,25 +39,22 @@ class SelectedPods:
         self._anywhere: list[str] = []
         """Those that select namespaces by labels."""
         self._holders: dict[str, set[PodUid]] = {}
-        """Waiting pods with such a rule."""
         self._held: dict[PodUid, frozenset[str]] = {}
-        """What waiting pods' rules select, the newest last."""
+        """The newest pods last."""
         self._owners: dict[PodUid, Namespace] = {}
         self._of_namespace: dict[Namespace, Counter[str]] = {}
-        """Waiting pods by selection."""
         self._refused: set[PodUid] = set()
-        """Waiting pods whose rules are not counted."""
         self._late: dict[str, dict[PodUid, int]] = {}
-        """By resource: the seconds left of pods that were published without it."""
+        """Seconds left of pods that were published without the resource."""
         self._counts: dict[NodeName, Counter[str]] = {}
         self._namespaces: Mapping[Namespace, Mapping[str, str]] = {}
 
     def on_node(self, node: NodeName) -> Mapping[str, int]:
-        """Return the counts that no lease has, below 0 for pods that count no longer."""
+        """Counts are below 0 for pods that count no longer."""
         return self._counts.get(node, {})
 
     def count(self, pod: ObservedPod, sign: int) -> None:
-        """Add a pod that is on a node (sign 1), or subtract it (-1)."""
+        """`sign` is 1 or -1."""
         if self._in_use and pod.node is not None and not pod.is_terminated:
             self._add(pod, self._names_of(pod), pod.counted & self._in_use.keys(), sign)
 
@@ -66,8 +63,7 @@ class SelectedPods:
     ) -> ObservedPod:
         """Return a waiting pod with the resources as which it is counted.
 
-        What its rules select is counted from now on; `pods` are all pods, and the `published` ones
-        wait.
+        `pods` are all pods, and the `published` ones wait.
         """
         request = pod.request
         if request is None or not (self._in_use or request.pod_rules):
@@ -92,11 +88,7 @@ class SelectedPods:
         return structs.replace(pod, request=request)
 
     def release(self, pod: PodUid) -> None:
-        """Let a pod wait no longer.
-
-        What its rules select remains counted while there is room: pods of its controller may
-        follow.
-        """
+        """What its rules select remains counted while there is room: others may follow."""
         self._refused.discard(pod)
         names = self._held.pop(pod, frozenset())
         if names:
@@ -123,7 +115,7 @@ class SelectedPods:
             self.changed.update(waiting)
 
     def advance(self, pods: Mapping[PodUid, ObservedPod]) -> None:
-        """Take a second off the late pods."""
+        """Note that a second has passed."""
         for name, late in list(self._late.items()):
             for uid in list(late):
                 pod = pods.get(uid)

@@ -80,10 +80,9 @@ class ClaimTracker:
     def __init__(self) -> None:
         self.allocated: dict[PodUid, AllocatedClaim] = {}
         self._unanswered: dict[PodUid, int] = {}
-        """Calls of `resync_unanswered` in a row that saw no answer."""
 
     def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
-        """Update a claim; `now` is None if it was deleted, or has no allocation of ours."""
+        """`now` is None if it was deleted, or has no allocation of ours."""
         before = self.allocated.pop(claim, None)
         if now is not None:
             self.allocated[claim] = now
@@ -96,7 +95,6 @@ class ClaimTracker:
         return events
 
     def resync(self) -> list[ClaimEvent]:
-        """Publish all claims, since the ledger may have lost leases."""
         return [ClaimAllocated(claim=claim) for claim in self.allocated.values()]
 
     def resync_unanswered(self) -> list[ClaimEvent]:
@@ -114,7 +112,6 @@ class ClaimTracker:
 
 
 def _is_served(now: AllocatedClaim, before: AllocatedClaim) -> bool:
-    """Return whether the event of the earlier state covers this one."""
     return now.consumers == before.consumers and (bool(now.answer) or not before.answer)
 
 
@@ -165,10 +162,7 @@ class Watcher:
 
     @emits
     async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent | NodeChanged]]:
-        """Publish pods that wait or have ended, and nodes that repel other pods now.
-
-        Namespaces come first: they decide what nodes repel.
-        """
+        """Namespaces come first: they decide what nodes repel."""
         await self.namespace_source.synced.wait()
         async for batch in self.pod_source.batches():
             events: list[PodEvent | NodeChanged] = []
@@ -233,7 +227,6 @@ class Watcher:
 
     @emits
     async def watch_claiming_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again whose claims need something else now."""
         while True:
             await self.storage_changed.wait()
             self.storage_changed.clear()
@@ -283,10 +276,7 @@ class Watcher:
     async def watch_nodes(
         self,
     ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DevicesRegistered]]:
-        """Publish nodes, and what another device plugin registered on them.
-
-        The first list is published whole: nodes may have been deleted while no watcher ran.
-        """
+        """The first list is published whole: nodes may have been deleted while no watcher ran."""
         async for batch in self.node_source.batches():
             events: list[NodeChanged | NodesListed | DevicesRegistered] = []
             for update in batch:
@@ -346,7 +336,7 @@ class Watcher:
                 return
 
     async def _wait_for_request(self) -> bool:
-        """Return whether there was a request before `resync_s` had passed."""
+        """Return whether there was a request in time."""
         requested = await wait_for_event(self.resync_requested, self.resync_s)
         if requested:
             self.resync_requested.clear()
@@ -356,9 +346,9 @@ class Watcher:
     async def resync_stale(
         self,
     ) -> AsyncIterator[Sequence[PodEvent | ClaimAllocated | ClaimDeallocated]]:
-        """Publish pods that wait without a reason, and claims without an answer.
+        """Publish again what waits without a reason or an answer: its event may be lost.
 
-        Their first event may be lost. All other pending pods follow every two minutes.
+        All other pending pods follow every two minutes.
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)

@@ -63,7 +63,7 @@ CHUNK_BYTES = 256 * 1024
 """Of leases, in a chunk that must fit a message."""
 CHUNK_UIDS = 4096
 CHUNK_CLAIMS = 100
-"""Each with a copy of at most 10 KiB."""
+"""Each has a copy of at most 10 KiB."""
 MOST_AUTHOR = 128
 """The API server's limit for the name of a field manager."""
 LEASE_BYTES = 64 * 1024
@@ -72,12 +72,9 @@ LEASE_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class ClaimReflector:
-    """ResourceClaims; a cluster without `resource.k8s.io/v1` has none."""
-
     client: KubernetesClient
     retry_s: float = RETRY_S
     unreadable: str = field(default="", init=False)
-    """Why claims cannot be read, or an empty text."""
     _logged: str = field(default="", init=False)
 
     async def batches(self) -> AsyncIterator[list[ClaimUpdate]]:
@@ -103,7 +100,7 @@ class ClaimReflector:
                     ]
 
     async def list_all(self) -> tuple[AllocatedClaim, ...]:
-        """List claims with an allocation of ours; none without the API or the permission.
+        """Return none without the API or the permission.
 
         The absence of a claim from this list alone ends no lease.
         """
@@ -142,7 +139,7 @@ class ClaimReflector:
 
 @dataclass(slots=True)
 class DeviceClassReflector:
-    """Which DeviceClasses are for our devices; none where they cannot be read."""
+    """Which DeviceClasses are for our devices."""
 
     client: KubernetesClient
     retry_s: float = RETRY_S
@@ -186,7 +183,7 @@ def author_of(node: ApiNode, *path: str) -> str:
 
 
 def parse_node(node: ApiNode) -> NodeFacts:
-    """Parse a node. Raises RequestError for an invalid quantity, and for what is too large."""
+    """Raises RequestError for an invalid quantity, and for what is too large."""
     allocatable = parse_available(node.status.allocatable)
     author = partial(author_of, node, "metadata", "annotations")
     closed = cordoned_devices(node.metadata.annotations, author)
@@ -327,8 +324,6 @@ class NamespaceReflector:
 
 @dataclass(slots=True)
 class PodGroupReflectors:
-    """PodGroups of every kind that the API server knows."""
-
     client: KubernetesClient
     retry_s: float = RETRY_S
     _checked_at: float = -APPEARANCE_CHECK_S
@@ -345,7 +340,6 @@ class PodGroupReflectors:
                 yield await queue.get()
 
     async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
-        """Return which of these absent kinds are installed by now."""
         now = time.monotonic()
         if now < self._checked_at + APPEARANCE_CHECK_S:
             return set()
@@ -423,10 +417,7 @@ class PodGroupConditions:
         self._changed.update(names)
 
     async def write(self, groups: PodGroupIndex, now_s: float) -> None:
-        """Write the conditions that have changed.
-
-        Raises UnavailableError if the API server does not respond; the rest is written next time.
-        """
+        """Raises UnavailableError if the API server does not respond; the rest is written later."""
         while self._changed:
             name = self._changed.pop()
             group = groups.get(PodGroupKind.KUBERNETES, name)
@@ -494,7 +485,7 @@ class PodGroupConditions:
 
 @dataclass(slots=True)
 class ManagedPodLister:
-    """Lists our pods again, since a watch may have missed some."""
+    """A watch may have missed some pods."""
 
     client: KubernetesClient
     schedulers: frozenset[str]
@@ -551,7 +542,7 @@ def _bound_pod(pod: PodOutline, *, with_lease: bool) -> BoundPod:
 def _chunks(
     bound: Iterable[BoundPod], unbound: Sequence[PodUid], claims: Sequence[AllocatedClaim]
 ) -> list[ListedPods]:
-    """Cut a list into chunks that fit a message each; an empty list has one."""
+    """A chunk fits a message; an empty list has one."""
     chunks: list[list[BoundPod]] = [[]]
     size = 0
     for pod in bound:

@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=KubernetesObject)
 MOST_REPORTED = 1000
-"""Objects of a kind whose error is logged."""
 STORAGE_API = "/apis/storage.k8s.io/v1"
 
 
@@ -61,8 +60,6 @@ class _Source(Generic[R]):
 
 @dataclass(slots=True)
 class StorageReflectors:
-    """A cluster may have no CSIDrivers, CSIStorageCapacities or CSINodes."""
-
     client: KubernetesClient
     retry_s: float
 

@@ -1,8 +1,7 @@
 """Presence of node agents, which decides whether a pod may be bound to its node now.
 
-A kubelet rejects a pod for good that arrives while the node's agent is being replaced. So pods keep
-their reservations until the agent replies, or are placed elsewhere: a node is cordoned while its
-agent does not reply, or sends what no agent may send.
+A kubelet rejects a pod for good that arrives while the node's agent is being replaced. So a node is
+cordoned while its agent does not reply, or sends what no agent may send.
 """
 
 import asyncio
@@ -35,14 +34,13 @@ not cordon and uncordon the node all the time."""
 
 
 REFUSED = "its agent's messages are refused: "
-"""Prefix of a cordon's reason, by which all binders recognise it."""
+"""All binders recognise such a cordon by it."""
 MAX_REQUESTS = 64
 MOST_TOGETHER = 256
-"""As many as one batch may have."""
 FORGET_S = 3600.0
 """Records of nodes that were not used for so long are dropped."""
 PROBE_S = 1.0
-"""Interval of requests to cordoned nodes."""
+"""Interval of requests to cordoned nodes: a node opens this long after its agent is back."""
 IDLE_S = 5.0
 """Pause while no node is cordoned, until cordons of binders that have stopped are read again."""
 
@@ -55,13 +53,10 @@ class Deferral:
     cordoned_s: float = 0.0
     """How long the node has accepted no such pods, or 0 if it accepts this one soon."""
     refused: bool = False
-    """Its agent would refuse the pod."""
 
 
 @dataclass(slots=True)
 class JoinedRequest:
-    """A request about the pods of all batches that wait for one agent."""
-
     leases: dict[PodUid, Lease] = field(default_factory=dict)
     reply: "asyncio.Task[BindReply | NoReply | None]" = field(init=False)
     """None if it was not sent, or its reply no longer counts."""
@@ -79,24 +74,17 @@ class JoinedRequest:
 @dataclass(slots=True)
 class AgentRecord:
     exists: bool = False
-    """It has replied, or should have."""
     next_request_at: float = 0.0
     pause_s: float = 0.0
     missed_replies: int = 0
     """In a row."""
     cordon_reason: str = ""
-    """Empty if the node is not cordoned."""
     cordoned_at: float = 0.0
-    """When that last changed."""
     uncordon: bool = False
-    """It has replied since the cordon was saved in the ledger."""
     used_at: float = 0.0
     refused_at: float = 0.0
-    """When its last message was refused, or this binder read of that."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request waits for its reply."""
     next_request: JoinedRequest | None = None
-    """Waits for its turn."""
 
     @property
     def is_refused(self) -> bool:
@@ -116,11 +104,10 @@ class AgentPresence:
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
-        """Return the pods that must not be bound now, each with the reason.
+        """Return the pods that must not be bound now.
 
-        Of three pods on one GPU, two are deferred with `retry_soon`: the kubelet gets one at a
-        time. Raises UnavailableError if no agent can be reached, or the ledger cannot be read for a
-        silent one.
+        Of three pods on one GPU, two have `retry_soon`: the kubelet gets one at a time. Raises
+        UnavailableError if no agent can be reached, or the ledger cannot be read for a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
@@ -163,7 +150,6 @@ class AgentPresence:
                 self.changed.set()
 
     def mark_absent(self, nodes: Iterable[NodeName]) -> None:
-        """Uncordon nodes that another device plugin serves."""
         for node in nodes:
             record = self._record(node)
             record.exists = False
@@ -175,7 +161,7 @@ class AgentPresence:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
-        """Return unsaved changes: reasons of cordons by node, empty to uncordon it."""
+        """Return unsaved changes; an empty reason uncordons the node."""
         changes = {node: "" for node in self._cordoned if self._records[node].uncordon}
         for node, record in self._records.items():
             saved = self._cordoned.get(node, "")
@@ -186,7 +172,6 @@ class AgentPresence:
         return changes
 
     def apply_cordons(self, nodes: Mapping[NodeName, str], changes: Mapping[NodeName, str]) -> None:
-        """Set the cordoned nodes from the ledger, including our own `changes`."""
         for node in nodes.keys() | self._cordoned.keys():
             reason = nodes.get(node, "")
             record = self._record(node)
@@ -228,10 +213,7 @@ class AgentPresence:
     async def _request(
         self, node: NodeName, record: AgentRecord, leases: Sequence[Lease]
     ) -> BindReply | NoReply | None:
-        """Request together with the other batches that wait until the agent has replied.
-
-        An agent replies to one request after the other: to many at once its replies would be late.
-        """
+        """Join the batches that wait until the agent has replied: it replies to one at a time."""
         joined = record.next_request
         if joined is None or not joined.takes(leases):
             joined = record.next_request = JoinedRequest()
@@ -303,7 +285,6 @@ def _retrieve(reply: "asyncio.Task[BindReply | NoReply | None]") -> None:
 def _deferred(
     reply: BindReply, leases: Sequence[Lease], *, cordoned_s: float
 ) -> dict[PodUid, Deferral]:
-    """An agent may name no other pods."""
     later = Deferral(reply.reason, retry_soon=reply.retry_soon, cordoned_s=cordoned_s)
     unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
     deferrals = {
@@ -316,8 +297,6 @@ def _deferred(
 
 @dataclass(eq=False)
 class NodeCordons:
-    """Any number of binders may run it; the latest reply counts."""
-
     ledger: RedisLeases
     presence: AgentPresence
 

@@ -23,7 +23,6 @@ CONCURRENCY = 32
 BATCH_WAIT_S = 2.0
 """How long a batch waits for the API server's answers, before the rest counts as in flight."""
 MAX_RESULTS = 8192
-"""For batches that are delivered again."""
 
 
 class BindingOutcome(StrEnum):
@@ -32,7 +31,6 @@ class BindingOutcome(StrEnum):
     DELETED = "deleted"
     """The pod may still run if an earlier Binding of it succeeded."""
     REFUSED = "refused"
-    """The API server rejects the Binding for good."""
     UNKNOWN = "unknown"
     """The same Binding must be sent again."""
 
@@ -51,7 +49,7 @@ BOUND = BindingResult(BindingOutcome.BOUND)
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """The kubelet counts the maximum run time from a moment just after the Binding."""
+    """The kubelet counts the maximum run time from just after the Binding."""
     dialect = DIALECTS.get(lease.dialect)
     of_dialect = dialect.binding_annotations(lease, now_s) if dialect else {}
     ends_at = end_text(lease.term, now_s)
@@ -66,8 +64,7 @@ def needs_binding(lease: Lease) -> bool:
 def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> BindingResult:
     """Return the result of a Binding that failed, given the pod as read after it.
 
-    After a timeout the pod is BOUND if it is on the node of its lease. It is tried again only if
-    the API server was unavailable.
+    After a timeout a pod on its lease's node is BOUND.
     """
     name = f"{lease.namespace}/{lease.name}"
     if pod is None:
@@ -122,7 +119,7 @@ class BindingSender:
         self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 
     async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
-        """Bind the pods of leases, with their traces; return the results in order.
+        """Return the results in order.
 
         A result that takes longer than `batch_wait_s` is UNKNOWN; its Binding continues.
         """

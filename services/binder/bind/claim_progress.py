@@ -12,19 +12,16 @@ from shared.model.names import NodeName
 from shared.model.requests.request import PodClaim
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
-"""Annotation of a claim: the node for which its volume is provisioned."""
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
 """kube-controller-manager sets it once both the claim and its volume are bound."""
 
 
 class ClaimStage(StrEnum):
     OPEN = "open"
-    """It has neither a volume nor a node."""
     SELECTED = "selected"
     """Its volume is being provisioned for the pod's node, or bound to it."""
     BOUND = "bound"
     FAILED = "failed"
-    """It cannot be bound on this node."""
 
 
 class ClaimProgress(NamedTuple):
@@ -35,10 +32,7 @@ class ClaimProgress(NamedTuple):
 def progress_of(
     claim: PodClaim, stored: ApiVolumeClaim | None, nodes: Collection[NodeName]
 ) -> ClaimProgress:
-    """Return how far a claim is, as stored, for pods on these nodes.
-
-    A claim whose volume is provisioned for another node has FAILED.
-    """
+    """A claim whose volume is provisioned for another node has FAILED."""
     failure = _failure(claim, stored, nodes)
     if failure or stored is None:
         return ClaimProgress(ClaimStage.FAILED, f"claim {claim.name} {failure}")

@@ -39,7 +39,7 @@ ADMITTED_S = 5.0
 it comes, and then admits another one to the same GPU."""
 UNSENT_S = 60.0
 """A committed lease of this age that its node's agent would refuse is released if its pod is not
-bound: requests to the API server end after 10 s."""
+bound: no earlier Binding can still arrive, as requests to the API server end after 10 s."""
 CORDONED_S = 5.0
 """A reservation is released if its node has been cordoned for this long."""
 EXPLAIN_S = 1.0
@@ -63,14 +63,13 @@ MAX_ADMISSION_RETRY_S = 0.1
 class CheckedGang(NamedTuple):
     gone: Sequence[PodTerminated]
     waits: bool
-    """For claims of its pods."""
 
 
 @dataclass(eq=False)
 class GangCheck:
-    """Ends the reservations of gangs that have lost a pod before any of their pods was bound.
+    """Ends the reservations of gangs that lose a pod before any of their pods is bound.
 
-    The event of a pod that was deleted after its gang was counted may not have arrived yet.
+    The event of the deleted pod may not have arrived yet.
     """
 
     ledger: RedisLeases
@@ -84,7 +83,7 @@ class GangCheck:
     async def end_short(
         self, placements: Sequence[PlacementChosen]
     ) -> tuple[list[LeaseChanged | BindingFailed], Sequence[PlacementChosen]]:
-        """Return events for the leases that ended, and the placements whose claims are bound.
+        """Return events of ended leases, and the placements whose claims are bound.
 
         Raises UnavailableError while the API server does not respond.
         """
@@ -134,8 +133,7 @@ class PodBinder:
     async def bind_pods(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
 
-        Pods whose claims are not bound are left out: they are published again. If some cannot be
-        bound now, the others are, and UnavailableError is raised, so that the batch is delivered
+        Raises UnavailableError after publishing the other results, so that the batch is delivered
         again.
         """
         unresolved: list[str] = []
@@ -180,10 +178,7 @@ class PodBinder:
     async def _without_expired(
         self, placements: Mapping[PodUid, PlacementChosen]
     ) -> tuple[dict[PodUid, PlacementChosen], list[BindingFailed]]:
-        """Leave out pods with expired reservations: agents would keep places for them.
-
-        Return the others, and events of pods that have no later lease.
-        """
+        """Leave out pods with expired reservations: agents would keep places for them."""
         now = self.clock.now()
         late = [pod for pod, chosen in placements.items() if 0 < chosen.lease.expires_at <= now]
         stored = dict(zip(late, await self.ledger.load(late), strict=True)) if late else {}
@@ -200,8 +195,8 @@ class PodBinder:
     ) -> Mapping[PodUid, Deferral]:
         """Defer the gangs of refused pods with them.
 
-        A committed lease shows that the gang has begun: its pod waits alone, unless this binder has
-        sent its Binding.
+        A committed lease shows that the gang has begun: its pod waits alone, unless its Binding was
+        sent.
         """
         refused = {pod for pod, deferral in deferrals.items() if deferral.refused}
         if not refused:
@@ -226,10 +221,7 @@ class PodBinder:
     async def _bind_admitted(
         self, placements: Sequence[PlacementChosen], asked_at: float
     ) -> tuple[list[BindEvent], list[str]]:
-        """Return the events, and why the outcome of some Bindings is not known.
-
-        A lease that has moved on is dropped, and one that has ended is a failed binding.
-        """
+        """Return the events, and why the outcome of some Bindings is unknown."""
         ended_gangs, placements = await self.gangs.end_short(placements)
         by_pod = {placement.lease.pod: placement for placement in placements}
         leases, ended = await self._commit(placements)
@@ -292,8 +284,7 @@ class PodBinder:
     ) -> tuple[list[BindEvent], list[str]]:
         """Explain pods that wait; release reservations that their nodes do not admit.
 
-        Return the events, and why some still wait. What the node replied about a pod that was
-        placed again concerns its earlier lease. Raises ConflictError if a reservation moved on.
+        Return the events, and why some still wait. Raises ConflictError if a reservation moved on.
         """
         if not deferrals:
             return [], []
@@ -359,7 +350,6 @@ class PodBinder:
 
 
 def _is_of(lease: Lease, placement: PlacementChosen) -> bool:
-    """Return whether a lease is from the placement's reservation, and no later one."""
     chosen = placement.lease
     return (lease.node, lease.created_at) == (chosen.node, chosen.created_at)
 

@@ -38,7 +38,6 @@ RESERVATION_S = 10.0
 
 
 Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
-"""Returns what a preemption has claimed for a pod."""
 
 
 @dataclass(eq=False)
@@ -55,7 +54,6 @@ class SchedulerBindings:
 
     @answers(concurrency=32)
     async def bind_chosen(self, request: PodBindingRequest) -> PodBindingReply:
-        """Reserve, request the node's agent, commit, bind; on failure end the reservation."""
         deadline = self.clock.ticks() + DEADLINE_S
         lease = await self._reserve(request)
         if isinstance(lease, PodBindingReply):
@@ -90,10 +88,7 @@ class SchedulerBindings:
             return str(error)
 
     async def _repelled(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
-        """Return which pod keeps the lease's pod off its node, or an empty text.
-
-        kube-scheduler's cache lacks pods that placers have just placed. Raises UnavailableError.
-        """
+        """kube-scheduler's cache lacks pods that placers have just placed."""
         for term in terms:
             on_node = lease.node if term.topology_key == HOSTNAME else None
             selected = await self.api.list_selected(term, on_node)
@@ -153,7 +148,7 @@ class SchedulerBindings:
         return outcome
 
     async def _give_up(self, lease: Lease, reason: str) -> PodBindingReply:
-        """End the lease if it is still reserved: then no Binding was sent."""
+        """A lease that is still reserved ends: no Binding was sent."""
         if lease.state is LeaseState.RESERVED:
             try:
                 ended = await self.pods.updater.release_unmoved([lease], reason="it was not bound")

@@ -58,7 +58,7 @@ class VolumeClient:
             return None
 
     async def get_node(self, name: NodeName) -> NodeFacts | None:
-        """Return only name and labels, or None if there is no such node."""
+        """Return only name and labels."""
         try:
             node = await self.client.read(node_path(name), ApiObject)
         except NotFoundError:
@@ -66,7 +66,7 @@ class VolumeClient:
         return NodeFacts(name=name, labels=node.metadata.labels)
 
     async def select_node(self, claim: ApiVolumeClaim, node: NodeName | None) -> ApiVolumeClaim:
-        """Have the claim's volume provisioned for a node, or for none; return the new claim.
+        """Have the claim's volume provisioned for a node, or for none.
 
         Raises ConflictError if the claim has changed since it was read.
         """
@@ -82,7 +82,7 @@ class VolumeClient:
         return await self.client.patch_merge(path, patch, ApiVolumeClaim)
 
     async def reserve_volume(self, volume: ApiVolume, claim: ApiVolumeClaim) -> None:
-        """Reserve a volume for a claim, which kube-controller-manager then binds to it.
+        """Reserve a volume for a claim; kube-controller-manager then binds both.
 
         Raises ConflictError if the volume has changed since it was read.
         """
@@ -104,7 +104,6 @@ class VolumeClient:
         await self.client.patch_merge(_volume_path(volume.metadata.name), patch)
 
     async def last_warning(self, namespace: str, claim: str) -> str:
-        """Return the newest warning about a claim, or an empty text."""
         query = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={claim}"}
         path = objects_path(namespace, "events")
         page = await self.client.list_page(path, query=query, limit=MOST_EVENTS)
@@ -117,7 +116,7 @@ class VolumeClient:
         return page.metadata.resource_version
 
     async def changes(self, version: str) -> AsyncGenerator[WatchEvent[ApiVolumeClaim], None]:
-        """Yield the changes of all claims after a version, until the API server ends the watch."""
+        """The API server ends the watch from time to time."""
         lines = LineSplitter()
         reader = EventReader(ApiVolumeClaim)
         query = {

@@ -1,7 +1,4 @@
-"""What a binder remembers of lists of pods and of agents' reports, for comparisons and a rebuild.
-
-Every replica receives copies, of which some may be lost.
-"""
+"""What a binder remembers of lists of pods and agents' reports, to compare and to rebuild."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +28,7 @@ class Listing:
 
 
 class CollectedEvidence:
-    """Lists of pods at any time; reports, and the leases' texts, while this binder rebuilds."""
+    """Reports and the leases' texts are kept only while this binder rebuilds."""
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self._listings: ExpiringMap[str, Listing] = ExpiringMap(
@@ -40,7 +37,7 @@ class CollectedEvidence:
         self._answers: ExpiringMap[str, str] = ExpiringMap(
             ticks, expires_s=LISTING_S, most=MOST_LISTINGS
         )
-        """By request, the complete list."""
+        """The complete list that answers each request."""
         self._is_rebuilding = False
         self._newest: dict[NodeName, DeviceReported] = {}
         self._counts = Counter[NodeName]()
@@ -55,7 +52,6 @@ class CollectedEvidence:
         self.add_reports(events)
 
     def add_chunks(self, chunks: Iterable[PodsListed]) -> None:
-        """Only a rebuild reads the leases' texts."""
         for chunk in chunks:
             listing = self._listings.get(chunk.listing_id) or Listing(chunk.chunks)
             pods = chunk.pods if self._is_rebuilding else _without_leases(chunk.pods)
@@ -97,7 +93,7 @@ class CollectedEvidence:
                 self._unread[report.node] = report.allocations
 
     def take_reports(self) -> Mapping[NodeName, tuple[Allocation, ...]]:
-        """Return the newest allocations of nodes that have reported others since the last call."""
+        """Return the newest allocations that have changed since the last call."""
         taken, self._unread = self._unread, {}
         return taken
 

@@ -45,7 +45,7 @@ SHARED_AGAIN_S = 3600.0
 """A device that two nodes report is reported again after this time."""
 MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
-"""A pod, and the version and the last resize of its lease."""
+"""A pod, and the version and last resize of its lease."""
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
@@ -55,15 +55,13 @@ class VanishedPod:
     silent_since: float | None = None
     """In the ledger: no restart begins it anew."""
     missed_replies: int = 0
-    """By this binder, in a row."""
 
 
 @dataclass(eq=False)
 class VanishedPods:
     """Leases of pods that were deleted by force, and may still run.
 
-    Their nodes' agents get a request every second; one that stays silent counts as the end of its
-    node.
+    A node whose agent stays silent counts as gone.
     """
 
     ledger: RedisLeases
@@ -94,7 +92,7 @@ class VanishedPods:
         ]
 
     async def _load_leases(self, pods: Collection[PodUid]) -> None:
-        """Read the lease of each pod once: there may be thousands for as long as a zone is down."""
+        """Read the lease of each pod once: there may be thousands while a zone is down."""
         new = [pod for pod in pods if pod not in self._pods]
         loaded = await self.ledger.load(new) if new else []
         live = (lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED)
@@ -135,7 +133,6 @@ class VanishedPods:
         return self.clock.now() - pod.silent_since >= SILENCE_S
 
     async def _end(self, leases: Sequence[Lease]) -> list[Lease]:
-        """End leases as the ledger has them now."""
         current = await self.ledger.load([lease.pod for lease in leases])
         nodes = {lease.pod: lease.node for lease in leases}
         ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
@@ -156,8 +153,8 @@ class LedgerUpdater:
 
     def __post_init__(self) -> None:
         self._activated: dict[NodeName, frozenset[_Held]] = {}
-        """What was active in the ledger of `_generation`: no lease ends while its pod's containers
-        run, so it is compared once."""
+        """By the ledger of `_generation`: no lease ends while its pod's containers run, so these
+        are compared once."""
         self._generation = ""
         self._shared_devices: ExpiringMap[DeviceUuid, tuple[NodeName, NodeName]] = ExpiringMap(
             self.clock.ticks, expires_s=SHARED_AGAIN_S, most=MOST_SHARED
@@ -187,7 +184,7 @@ class LedgerUpdater:
         self.ledger.freed.set()
 
     async def list_leases(self, node: NodeName, pods: Sequence[PodUid]) -> tuple[Lease, ...]:
-        """Return the leases of a node; without `pods`, all of them."""
+        """Without `pods`, return all leases of the node."""
         if not pods:
             return tuple(await self.ledger.load_node(node))
         leases = await self.ledger.load(pods)
@@ -219,7 +216,7 @@ class LedgerUpdater:
         return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        """End the leases that agents refused. A claim's later lease stays."""
+        """A later lease of a claim stays."""
         refused = {event.pod: event for event in events if event.pod is not None}
         leases = [
             lease
@@ -236,7 +233,7 @@ class LedgerUpdater:
     ) -> list[LeaseChanged | BindingFailed]:
         """End the leases of pods that are gone; query the node agent where one may still run.
 
-        Other pods of their gangs that lose reservations must be placed again.
+        Other pods of their gangs that lose reservations are placed again.
         """
         phases = {event.pod: event.phase for event in events}
         terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
@@ -253,8 +250,7 @@ class LedgerUpdater:
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
-        While none of its pods is bound, a gang's reservations end together. Raises ConflictError if
-        a lease has moved on since.
+        Raises ConflictError if a lease has moved on since.
         """
         released = await release_as_read(self.ledger, leases, reason=reason)
         others = {lease.pod for lease in leases} - {lease.pod for lease in released}
@@ -286,9 +282,9 @@ class LedgerUpdater:
         )
 
     async def _activate_reported(self, reports: Iterable[DeviceReported]) -> dict[NodeName, str]:
-        """Activate the leases that agents report as active, whenever that set has changed.
+        """Activate the leases that agents report, whenever that set has changed.
 
-        After a rebuild, all of them. Returns nodes as `save_devices` does.
+        Returns nodes as `save_devices` does.
         """
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:  # the ledger is being rebuilt, which collects all reports again
@@ -346,9 +342,8 @@ class LedgerUpdater:
         """Compare stored leases with those that agents use; return pods whose lease has ended.
 
         An agent with a size from before a resize follows the lease. Otherwise the pod's copy
-        decides: a rebuild that missed a Binding in flight gives a lease of other slots, for which
-        the ledger would have no room, and a rollback one of an earlier size. A report about an
-        earlier allocation of a claim says nothing.
+        decides: a rebuild that missed a Binding in flight gives a lease of other slots, and a
+        rollback one of an earlier size.
         """
         outcome = LostAllocations()
         replaced = list[Lease]()
@@ -375,7 +370,6 @@ class LedgerUpdater:
     async def _restore_sizes(
         self, pairs: Iterable[tuple[Lease, Lease]], outdated: list[Lease]
     ) -> None:
-        """Let agents follow leases that replace what they have, and those that they have missed."""
         if outdated:  # their agents follow newer leases only
             await self.ledger.restore(outdated, now=self.clock.now())
         unsynced = [*outdated, *(stored for stored, used in pairs if _is_late(used, stored))]
@@ -406,7 +400,6 @@ def _is_late(used: Lease, stored: Lease) -> bool:
 
 
 def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
-    """Return whether the copy is of a later lease than the stored one, and of the one in use."""
     if places_of(copy) != places_of(used):
         return False
     return slots_of(stored) != slots_of(used) or is_resized(stored, copy)

@@ -1,7 +1,6 @@
 """Rebuilds an empty ledger, or single records: from what agents and pods report.
 
-A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger refuses
-reservations.
+A binder that takes the rebuild over begins again. Meanwhile the ledger refuses reservations.
 """
 
 import asyncio
@@ -62,8 +61,6 @@ class RebuildTiming:
 
 @dataclass(eq=False, kw_only=True)
 class LedgerRebuild:
-    """One rebuild at a time, by one replica."""
-
     ledger: RedisLeases
     evidence: CollectedEvidence
     publish: Publish
@@ -75,7 +72,7 @@ class LedgerRebuild:
     def __post_init__(self) -> None:
         self._compare_again_at = math.inf
         self._collecting = asyncio.Lock()
-        """For one purpose at a time."""
+        """Evidence is collected for one purpose at a time."""
 
     @loops(every_s=1.0)
     async def rebuild_ledger(self) -> list[RebuildEvent]:
@@ -172,10 +169,7 @@ class LedgerRebuild:
         return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
     async def _bound_since(self, recovery: Recovery, keep_on: KeepOn) -> list[Evidence]:
-        """Return reported leases of pods that were bound after the listing.
-
-        A pod that cannot be read is compared again with the next listing.
-        """
+        """Return reported leases of pods that were bound after the listing."""
         bound: list[Evidence] = []
         unlisted = list(recovery.unlisted.values())
         for first in range(0, len(unlisted), MAX_READS):
@@ -190,7 +184,6 @@ class LedgerRebuild:
         return bound
 
     async def _list_pods(self, request_id: str, keep_on: KeepOn) -> list[BoundPod]:
-        """Request a resync, again until a listing is there; return its pods and claims."""
         pause_s = 0.0
         requested_at = self.clock.ticks()
         while True:
@@ -210,7 +203,7 @@ class LedgerRebuild:
     async def _leases(
         self, recovery: Recovery, keep_on: KeepOn, pods: Collection[PodUid] | None = None
     ) -> AsyncIterator[Sequence[Evidence]]:
-        """Yield the leases to restore, or those of some pods; first those that agents report."""
+        """Yield the leases to restore, first those that agents report."""
         since = self.clock.ticks()
         awaited = len(recovery.silent)
         silent_before = awaited
@@ -242,7 +235,7 @@ class LedgerRebuild:
         yield await self._bound_since(recovery, keep_on)
 
     async def _await_bindings(self, keep_on: KeepOn) -> None:
-        """Wait for the Bindings in flight: the listing must include their pods."""
+        """Wait for Bindings in flight: the listing must include their pods."""
         deadline = self.clock.ticks() + self.timing.own_bindings_s
         await self.clock.sleep(self.timing.settle_s)
         while self.bindings_in_flight() and self.clock.ticks() < deadline:

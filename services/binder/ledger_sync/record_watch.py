@@ -1,7 +1,7 @@
 """Has damaged records and totals written anew, with the ledger.
 
 A record that cannot be decoded is written anew alone. A wrong total does not show which record is
-wrong: the ledger is rebuilt, as it is if many records are damaged.
+wrong: the ledger is rebuilt.
 """
 
 import logging
@@ -35,15 +35,15 @@ MOST_REPAIRS = 10
 MOST_RENEWED = 64
 """If more are damaged, the ledger is rebuilt."""
 MOST_UNNAMED = 1000
-"""Pods of unreadable leases that are remembered until their leases are restored."""
+"""Pods of unreadable leases, until these are restored."""
 
 
 @dataclass(eq=False)
 class RecordWatch:
     """Reads the ledger while this binder leads.
 
-    What is damaged in two readings in a row is written anew. A pod's Event follows once its lease
-    is restored, with its name.
+    What is damaged in two readings in a row is written anew. A pod's Event follows once its lease,
+    with its name, is restored.
     """
 
     ledger: RedisLeases
@@ -127,10 +127,7 @@ class RecordWatch:
 
 
 def damages_in(reading: LedgerReading) -> dict[str, str]:
-    """Return texts by what is damaged: a record's kind and key, or a total's subject.
-
-    With unreadable records, totals say nothing.
-    """
+    """Return texts by record or total; with unreadable records, totals say nothing."""
     if reading.unreadable:
         return {
             _name(record): f"{_name(record)} cannot be decoded" for record in reading.unreadable

@@ -1,7 +1,7 @@
 """Leases to restore in an empty ledger, from agents' reports and pods' annotations; pure.
 
-An agent's report shows that the kubelet has devices, so it has precedence, as far as the copy of
-the lease in the pod's annotation agrees. The copies count alone where no agent reports.
+An agent's report shows that the kubelet has devices, so it has precedence, as far as the copy in
+the pod's annotation agrees.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,11 +26,11 @@ K = TypeVar("K")
 class Evidence:
     lease: Lease
     is_hearsay: bool
-    """Its holder has no copy: only the agent knows the lease."""
+    """Only the agent knows the lease: its holder has no copy."""
 
 
 def evidence_of(reported: Lease, copy: str) -> Evidence | str:
-    """Return the lease of a pod on its agent's node, by the pod's copy; or why it is none.
+    """Return the lease of a pod on its agent's node; or why it is none.
 
     An agent may be stolen: it says that a pod uses devices, and the copy, which only binders write,
     says which and how much. After a resize the agent may have less, and never more. Slots are the
@@ -67,7 +67,7 @@ def _active(lease: Lease) -> Lease:
 def evidence_now(
     reported: Lease, holder: PodSnapshot | LeaseholdError | None
 ) -> Evidence | LeaseholdError | str:
-    """Return the lease of a holder on its node, an error, or why its agent cannot have it.
+    """Return the lease, an error, or why the agent cannot have it.
 
     The text is empty if the holder does not run.
     """
@@ -81,7 +81,7 @@ def evidence_now(
 
 
 def copy_for(lease: Lease, text: str) -> Lease | None:
-    """Return the copy of this holder's lease on this node, or None if the text is none."""
+    """Return the copy of this holder's lease on this node, or None."""
     return copy_in(
         BoundPod(
             pod=lease.pod,
@@ -99,7 +99,6 @@ def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
 
 
 def is_resized(lease: Lease, later: Lease) -> bool:
-    """Return whether `later` is later, and has another size."""
     is_later = later.version > lease.version or later.resized_at > lease.resized_at
     return is_later and later.shares != lease.shares
 
@@ -140,13 +139,12 @@ class Recovery:
 
     def __init__(self, pods: Iterable[BoundPod]) -> None:
         self.silent: set[NodeName] = set()
-        """With leases, and without a report."""
+        """Nodes with leases that have not reported."""
         self.problems: list[str] = []
         self.unlisted: dict[tuple[PodUid, NodeName], Lease] = {}
-        """Activated leases whose pods are not listed: they may have been bound since."""
+        """Their pods may have been bound since the listing."""
         self.lagging: list[Lease] = []
-        """Leases of another size than their pods' copies or their agents have, or that wait for a
-        smaller one: a resize was in progress."""
+        """Their pods' copies or agents have another size: a resize was in progress."""
         self._listed: dict[PodUid, BoundPod] = {}
         self._unreported: dict[PodUid, BoundPod] = {}
         for pod in pods:
@@ -185,7 +183,7 @@ class Recovery:
         yield evidence
 
     def annotated(self) -> Iterator[list[Lease]]:
-        """Yield the leases in annotations of all other pods, each node's oldest first."""
+        """Yield the copies of all other pods, each node's oldest first."""
         by_node: dict[NodeName, list[BoundPod]] = {}
         for pod in self._unreported.values():
             by_node.setdefault(pod.node, []).append(pod)

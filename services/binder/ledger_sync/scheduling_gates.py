@@ -1,6 +1,6 @@
 """Removes the scheduling gates of pods whose namespace has budget again, by priority and age.
 
-The webhook adds the gate to a pod whose namespace has used up a budget that queues new pods.
+The webhook adds the gate where a used-up budget queues new pods.
 """
 
 import asyncio
@@ -23,13 +23,11 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 5.0
 """Pause if no budget and no gated pod arrives."""
 BATCH = 16
-"""Before the budget is read again."""
 UNKNOWN_S = 120.0
 """A namespace whose budget has been unknown for this long counts as having budget left."""
 REFUSED_S = 60.0
 """Pause before the next try, where the API server refused to change a pod."""
 GATED_POLICIES = frozenset({"queue", "deny"})
-"""Under which waiting pods stay gated."""
 
 
 @dataclass(eq=False)
@@ -86,7 +84,6 @@ class SchedulingGates:
         return budget.new_pods in GATED_POLICIES
 
     async def _remove_gates(self, namespace: Namespace) -> None:
-        """Remove gates in batches, highest priority and then oldest first, within the budget."""
         gated = await self._gated(namespace)
         for first in range(0, len(gated), BATCH):
             budget = (await self.store.namespaces()).get(namespace) if first else None

@@ -44,7 +44,7 @@ class Sweeper:
     ledger: RedisLeases
     clock: Clock
     forsake: Callable[[Iterable[Lease]], None]
-    """Undoes what was written to claims for pods whose leases have ended."""
+    """Undoes what was written to claims."""
 
     def __post_init__(self) -> None:
         self._offered_capacity = -1
@@ -53,11 +53,10 @@ class Sweeper:
         self._offers_complete = True
         self._have_waited = False
         self._resync_needed = False
-        """Something may have ended or been offered without an event."""
 
     @contextlib.contextmanager
     def resync_on_failure(self) -> Iterator[None]:
-        """Require a resync if the block fails: its write may have succeeded nevertheless."""
+        """A write that fails may have succeeded nevertheless."""
         try:
             yield
         except UnavailableError:
@@ -90,7 +89,6 @@ class Sweeper:
         ]
 
     async def offer(self) -> list[PodQueued]:
-        """Return the waiting pods that may fit now, if capacity was freed since the last time."""
         now = self.clock.ticks()
         has_freed = self.ledger.freed.is_set()
         self.ledger.freed.clear()
@@ -127,8 +125,7 @@ class Sweeper:
 class SchedulerOffers:
     """Makes kube-scheduler try a waiting pod again, once the ledger may have room for it.
 
-    It does so when a pod changes, so an annotation of the pod is written. The ledger makes a lost
-    offer again after 2 s.
+    It does so when a pod changes, so an annotation of the pod is written.
     https://kubernetes.io/docs/concepts/scheduling-eviction/scheduling-framework/#queueinghint
     """
 
@@ -154,7 +151,6 @@ class SchedulerOffers:
 
     @handles
     async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:
-        """Save pods that kube-scheduler has no node for; offer what was freed meanwhile."""
         newest = {event.queued.pod: event for event in events}
         now = self.clock.now()
         waiting = [

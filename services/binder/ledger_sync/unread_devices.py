@@ -12,10 +12,9 @@ UNMEASURED_MIB = 1
 
 
 def with_unread(report: DeviceReported, stored: Iterable[Device]) -> DeviceReported:
-    """Return a report that has the unread devices, too, each unhealthy.
+    """An unread device is unhealthy, and keeps its size from the `stored` ones.
 
-    An unread device keeps its size from the `stored` devices. While a GPU of the node has no UUID,
-    it may be any of them, so all stay.
+    While a GPU of the node has no UUID, it may be any of these, so all stay.
     """
     reported = {device.uuid for device in report.devices}
     unread = {gpu.uuid: gpu for gpu in report.unread if gpu.uuid not in reported}

@@ -40,7 +40,7 @@ class PlannedStarts:
 
     def __post_init__(self) -> None:
         self._missing_since = dict[str, float]()
-        """By ID, when pods of a start were first missing among those that wait."""
+        """When pods of a start, by its ID, were first missing."""
 
     @handles
     async def show_starts(self, events: Sequence[StartReported]) -> None:

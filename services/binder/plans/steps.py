@@ -33,7 +33,6 @@ Redis has an older plan, whose announcement was withdrawn."""
 LOST = "the state in Redis was rebuilt meanwhile"
 GIVEN_BACK = "what was reserved for its ResourceClaim was allocated, and given back"
 MOST_NAMED = 8
-"""Evicted pods that an Event names."""
 
 
 class Step(StrEnum):
@@ -44,9 +43,7 @@ class Step(StrEnum):
     OFFER = "offer"
     """Offer the freed devices to kube-scheduler."""
     RESERVE = "reserve"
-    """Reserve the freed devices for the pending pod."""
     BIND = "bind"
-    """Publish the placement of the pending pod."""
     CLOSE = "close"
     CANCEL = "cancel"
     """The devices are free for all pods again."""
@@ -57,14 +54,13 @@ class ObservedPreemption:
     waiting: Sequence[WaitingPod]
     leases: Sequence[Lease]
     gone: Collection[PodUid] = ()
-    """Pending pods that have ended or were deleted."""
     leased_victims: Collection[PodUid] = ()
 
 
 def next_step(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> tuple[Step, str]:
-    """Return the next step, and the reason if it is to cancel."""
+    """Return the reason only of CANCEL."""
     preemption = read.preemption
     has_lease = bool(observed.leases)
     reserved = any(lease.state is LeaseState.RESERVED for lease in observed.leases)
@@ -97,7 +93,6 @@ def next_step(
 def _cancel_reason(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> str:
-    """Return why a preemption has become pointless, or an empty text."""
     preemption = read.preemption
     pending = pending_pod_of(read.preemption)
     if observed.leases:

@@ -52,7 +52,7 @@ class EventRecorder(Protocol):
 
 
 class NoEvents:
-    """Records nothing: kube-scheduler writes the Events of its pods, with our reasons."""
+    """kube-scheduler writes the Events of its pods, with our reasons."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         """Do nothing."""
@@ -111,7 +111,6 @@ class EventWriter:
         self._pod_rate_limits: OrderedDict[PodUid, TokenBucket] = OrderedDict()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by the writer that the next Event wakes."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         if once and (event in self._queue_of(event) or event in self._counts):
@@ -227,8 +226,7 @@ class _Message:
 class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
-    It has the newest reason and the newest planned start. A written message is an Event, too, so
-    that a burst of reasons is one Event.
+    It has the newest reason and the newest planned start. A written message is an Event, too.
     """
 
     conditions: PodClient
@@ -247,9 +245,9 @@ class ConditionWriter:
         *,
         after_s: float = 0.0,
     ) -> None:
-        """Queue a message, which replaces a queued one of the same pod about the same.
+        """Queue a message, which replaces a queued one about the same.
 
-        It is written even if it is this replica's last one: another replica may have written since.
+        An equal one is written, too: another replica may have written since.
         """
         message = _Message(explanation, events)
         _, at = self._written.get(message.key, ("", 0.0))
