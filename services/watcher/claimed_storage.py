@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
+from services.watcher.kept_objects import Room
 from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
 from shared.model.devices.node import HOSTNAME
@@ -44,6 +45,7 @@ V = TypeVar("V")
 MOST_STORED = 200_000
 """A claim and its volume take about 2.3 KiB."""
 MOST_OF_NAMESPACE = 50_000
+"""A volume is of the namespace of its claim."""
 MOST_GIVEN_UP = 8
 
 
@@ -55,13 +57,6 @@ class StorageKind(StrEnum):
     CAPACITY = "CSIStorageCapacities"
     CSI_NODE = "CSINodes"
 
-
-TOO_MANY = {
-    StorageKind.CLAIM: f"the watcher keeps at most {MOST_STORED} PersistentVolumeClaims, and "
-    f"{MOST_OF_NAMESPACE} of a namespace: delete those that are not needed, and restart it",
-    StorageKind.VOLUME: f"the watcher keeps at most {MOST_STORED} PersistentVolumes: delete those "
-    "that are not needed, and restart it",
-}
 
 StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 
@@ -86,8 +81,11 @@ class ClaimedStorage:
         self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
         """Nodes that were selected, and where no volume was provisioned."""
-        self._of_namespace = Counter[str]()
-        self.left_out: set[StorageKind] = set()
+        self.rooms = {
+            kind: Room(kind, most=MOST_STORED, most_of_namespace=MOST_OF_NAMESPACE)
+            for kind in (StorageKind.CLAIM, StorageKind.VOLUME, StorageKind.CAPACITY)
+        }
+        """Administrators create the other kinds, or there is one for each node."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -117,46 +115,41 @@ class ClaimedStorage:
         match kind:
             case StorageKind.VOLUME:
                 volume = stored if isinstance(stored, Volume) else None
-                if name in storage.volumes or len(storage.volumes) < MOST_STORED:
-                    storage.put_volume(name, volume)
-                elif volume is not None:
-                    self.left_out.add(kind)
+                storage.put_volume(name, self._kept(kind, key, storage.volumes.get(name), volume))
             case StorageKind.CLAIM:
-                self._put_claim(key, stored if isinstance(stored, Claim) else None)
+                before = storage.claims.get(key)
+                claim = stored if isinstance(stored, Claim) else None
+                claim = self._kept(kind, key, before, claim)
+                self._note_given_up(key, before, claim)
+                _set(storage.claims, key, claim)
             case StorageKind.CLASS:
                 _set(storage.classes, name, stored if isinstance(stored, StorageClass) else None)
             case StorageKind.DRIVER:
                 _set(storage.drivers, name, stored if isinstance(stored, Driver) else None)
             case StorageKind.CAPACITY:
-                _set(storage.capacities, key, stored if isinstance(stored, Capacity) else None)
+                capacity = stored if isinstance(stored, Capacity) else None
+                capacity = self._kept(kind, key, storage.capacities.get(key), capacity)
+                _set(storage.capacities, key, capacity)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
 
-    def _put_claim(self, key: ClaimKey, claim: Claim | None) -> None:
-        claims = self.storage.claims
-        namespace, _ = key
-        before = claims.get(key)
-        self._note_given_up(key, before, claim)
-        if claim is None or before is not None:
-            _set(claims, key, claim)
-            self._of_namespace[namespace] -= before is not None and claim is None
-            if not self._of_namespace[namespace]:
-                del self._of_namespace[namespace]
-        elif len(claims) < MOST_STORED and self._of_namespace[namespace] < MOST_OF_NAMESPACE:
-            claims[key] = claim
-            self._of_namespace[namespace] += 1
-        else:
-            self.left_out.add(StorageKind.CLAIM)
+    def _kept(self, kind: StorageKind, key: ClaimKey, before: V | None, now: V | None) -> V | None:
+        """Return an object if there is room for it, in place of `before`."""
+        room = self.rooms[kind]
+        if before is not None:
+            room.release(_namespace_of(key, before), before)
+        return now if now is not None and room.admits(_namespace_of(key, now), now) else None
 
     def _unkept(self, pod: ObservedPod) -> str:
-        if not self.left_out:
-            return ""
         claims = [self.storage.claims.get(key) for key in pod.claim_keys]
-        if StorageKind.CLAIM in self.left_out and None in claims:
-            return f"its claim does not exist, or is not kept: {TOO_MANY[StorageKind.CLAIM]}"
+        room = self.rooms[StorageKind.CLAIM]
+        if pod.namespace in room.left_out and None in claims:
+            return f"its claim does not exist, or is not kept: {room.text}"
         names = {claim.volume for claim in claims if claim is not None and claim.volume}
-        if StorageKind.VOLUME in self.left_out and not names <= self.storage.volumes.keys():
-            return f"its volume does not exist, or is not kept: {TOO_MANY[StorageKind.VOLUME]}"
+        room = self.rooms[StorageKind.VOLUME]
+        is_complete = room.left_out.isdisjoint((pod.namespace, ""))
+        if not is_complete and not names <= self.storage.volumes.keys():
+            return f"its volume does not exist, or is not kept: {room.text}"
         return ""
 
     def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
@@ -279,6 +272,13 @@ class ClaimedStorage:
                 term = NodeTerm(key="metadata.name", operator="NotIn", values=names, field=True)
                 terms.append((ALL_PERCENT, (term,)))
         return terms
+
+
+def _namespace_of(key: ClaimKey, stored: object) -> str:
+    if isinstance(stored, Volume):
+        return stored.reserved_for.namespace if stored.reserved_for else ""
+    namespace, _ = key
+    return namespace
 
 
 def _set(objects: dict[K, V], key: K, value: V | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
+from services.watcher.kept_objects import Room
 from shared.dialects.gang_topologies import KUEUE_REQUIRED, NO_TOPOLOGY
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.types import (
@@ -27,6 +28,10 @@ HYPER_NODES = (
     "in mode hard, and Leasehold does not read HyperNodes: remove it, and name the label that the "
     f"nodes of its pods share in the pods' annotation {KUEUE_REQUIRED}"
 )
+
+
+MOST_GROUPS = 100_000
+MOST_OF_NAMESPACE = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ class PodGroupIndex:
 
     def __init__(self) -> None:
         self.paths: dict[PodGroupKind, str] = {}
+        self.rooms = {kind: _room_for(kind) for kind in PodGroupKind}
         self._groups: dict[PodGroupKind, dict[str, KnownGroup]] = {}
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
@@ -106,14 +112,18 @@ class PodGroupIndex:
         if changes.absent or changes.unreadable:
             self._unreadable[kind] = changes.unreadable
             groups.clear()
+            self.rooms[kind] = _room_for(kind)
             self._listed.add(kind)
             return None
         self.paths[kind] = changes.path
         changed = {name for name, group in changes.groups if groups.get(name) != group}
+        room = self.rooms[kind]
         for name, group in changes.groups:
-            if group is None:
-                groups.pop(name, None)
-            else:
+            namespace, _, _ = name.partition("/")
+            before = groups.pop(name, None)
+            if before is not None:
+                room.release(namespace, before)
+            if group is not None and room.admits(namespace, group):
                 groups[name] = group
         if not changes.synced:
             return changed
@@ -163,13 +173,19 @@ class PodGroupIndex:
             return self._in_gang(pod, named.name, KnownGroup(min_member=0, error=error))
         group = self.get(named.kind, named.name)
         if group is None:
-            namespace, _, name = named.name.partition("/")
-            return _with_error(
-                pod,
-                f"the pod belongs to PodGroup {name} ({named.kind}), which does not exist in "
-                f"namespace {namespace}: create the PodGroup, or remove its name from the pod",
-            )
+            return _with_error(pod, self._missing(named.kind, named.name))
         return self._in_gang(pod, named.name, group)
+
+    def _missing(self, kind: PodGroupKind, name: str) -> str:
+        namespace, _, group = name.partition("/")
+        what = (
+            f"the pod belongs to PodGroup {group} ({kind}), which does not exist in namespace "
+            f"{namespace}"
+        )
+        room = self.rooms[kind]
+        if namespace in room.left_out:
+            return f"{what}, or is not kept: {room.text}"
+        return f"{what}: create the PodGroup, or remove its name from the pod"
 
     def _in_gang(self, pod: ObservedPod, name: str, group: KnownGroup) -> ObservedPod:
         if group.error or pod.request is None:
@@ -194,6 +210,10 @@ class PodGroupIndex:
         except RequestError as error:
             return _with_error(pod, str(error))
         return structs.replace(pod, request=request)
+
+
+def _room_for(kind: PodGroupKind) -> Room:
+    return Room(f"podgroups.{kind}", most=MOST_GROUPS, most_of_namespace=MOST_OF_NAMESPACE)
 
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from services.watcher.claimed_storage import TOO_MANY
 from services.watcher.claiming_pods import ClaimingEvent, ClaimingPods
+from services.watcher.kept_objects import Room
+from services.watcher.metrics import show_left_out
 from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
 from services.watcher.pod_spans import PodSpans
 from services.watcher.pod_tracker import FIRST_PAUSE_S, BindingBackoff, PodEvent, PodTracker
@@ -212,16 +213,15 @@ class Watcher:
         async for changes in self.group_source.batches():
             self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
+            _report_left_out(self.pods.groups.rooms[changes.kind])
             if events:
                 yield events
 
     @loops
     async def watch_storage(self) -> None:
         async for changes in self.storage_source.batches():
-            left_out_before = frozenset(self.pods.storage.left_out)
             self.pods.update_storage(changes)
-            for kind in self.pods.storage.left_out - left_out_before:
-                logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
+            _report_left_out(self.pods.storage.rooms.get(changes.kind))
             self._announce_storage()
             self._announce_usage()
 
@@ -422,3 +422,11 @@ class Watcher:
     def _next_generation(self) -> int:
         self.generations += 1
         return int(self.clock.now() * 1000) + self.generations
+
+
+def _report_left_out(room: Room | None) -> None:
+    if room is None:
+        return
+    for text in room.take_unreported():
+        logger.warning("%s", text)
+    show_left_out(room)
