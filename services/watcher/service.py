@@ -9,23 +9,17 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from services.watcher.claim_sources import ClaimReflector, DeviceClassReflector
 from services.watcher.claiming_pods import ClaimingEvent, ClaimingPods
 from services.watcher.kept_objects import Room
 from services.watcher.metrics import show_left_out
+from services.watcher.node_sources import NodeReflector
 from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
+from services.watcher.pod_group_sources import PodGroupConditions, PodGroupReflectors
+from services.watcher.pod_sources import ManagedPodLister, NamespaceReflector, PodReflector
 from services.watcher.pod_spans import PodSpans
 from services.watcher.pod_tracker import FIRST_PAUSE_S, BindingBackoff, PodEvent, PodTracker
 from services.watcher.quota_sources import QuotaReflectors
-from services.watcher.sources import (
-    ClaimReflector,
-    DeviceClassReflector,
-    ManagedPodLister,
-    NamespaceReflector,
-    NodeReflector,
-    PodGroupConditions,
-    PodGroupReflectors,
-    PodReflector,
-)
 from services.watcher.storage_sources import StorageReflectors
 from shared.model.budgets.quota import Quota
 from shared.model.clock import Clock, wait_for_event

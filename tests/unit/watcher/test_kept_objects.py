@@ -10,9 +10,9 @@ from prometheus_client import REGISTRY
 
 from services.watcher import pod_groups
 from services.watcher.kept_objects import PLAIN_BYTES, Room
+from services.watcher.pod_group_sources import PodGroupConditions
 from services.watcher.pod_groups import KnownGroup, PodGroupChanges
 from services.watcher.service import Watcher
-from services.watcher.sources import PodGroupConditions
 from shared.dialects.pod_groups import PodGroupKind
 from shared.model.clock import SystemClock
 from shared.pods.storage import Claim
