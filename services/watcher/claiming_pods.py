@@ -9,7 +9,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from services.watcher.pod_tracker import is_in_shard, terminated_event
+from services.watcher.pod_tracker import EndedWaits, is_in_shard, terminated_event
 from shared.kubernetes.resource_claims import ApiResourceClaim
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.pod_events import PodHandedOver, PodTerminated
@@ -50,6 +50,7 @@ class ClaimingPods:
         self.changed: set[Namespace] = set()
         self.published: dict[PodUid, ObservedPod] = {}
         """As they were published last."""
+        self.ended_waits = EndedWaits()
         self._waiting: dict[Namespace, dict[PodUid, ObservedPod]] = {}
         self._by_namespace: dict[Namespace, set[PodUid]] = {}
         self._ended: dict[PodUid, ObservedPod] = {}
@@ -122,11 +123,16 @@ class ClaimingPods:
         for uid in sorted(self._by_namespace.pop(namespace, set()) - waiting.keys()):
             last = self.published.pop(uid)
             ended = self._ended.pop(uid, None)
-            yield terminated_event(ended) if ended else _event_of(last, waits=False)
+            yield (
+                terminated_event(ended)
+                if ended
+                else self.ended_waits.add(_event_of(last, waits=False))
+            )
         for uid, pod in waiting.items():
             before = self.published.get(uid)
             if before is None or _shown(before) != _shown(pod):
                 self.published[uid] = pod
+                self.ended_waits.discard(uid)
                 yield _event_of(pod)
         if waiting:
             self._by_namespace[namespace] = set(waiting)

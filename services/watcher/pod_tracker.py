@@ -82,11 +82,35 @@ class BindingBackoff:
         return ended
 
 
+class EndedWaits:
+    """Repeats that a pod waits no longer, since an earlier event that it waits may arrive later."""
+
+    def __init__(self) -> None:
+        self._new: dict[PodUid, PodHandedOver] = {}
+        self._due: dict[PodUid, PodHandedOver] = {}
+
+    def add(self, event: PodHandedOver) -> PodHandedOver:
+        self._new[event.queued.pod] = event
+        return event
+
+    def discard(self, pod: PodUid) -> None:
+        self._new.pop(pod, None)
+        self._due.pop(pod, None)
+
+    def take_due(self) -> list[PodHandedOver]:
+        """Return the events that were added before the last call."""
+        due = list(self._due.values())
+        self._due = self._new
+        self._new = {}
+        return due
+
+
 class PodTracker:
     def __init__(self) -> None:
         self.pending: dict[PodUid, ObservedPod] = {}
         self.budget_gated: dict[PodUid, ObservedPod] = {}
         self.handed_over: dict[PodUid, ObservedPod] = {}
+        self.ended_waits = EndedWaits()
         self._unexplained: dict[PodUid, int] = {}
         """Calls of `resync_unexplained` in a row that saw no reason."""
         self.groups = PodGroupIndex()
@@ -132,7 +156,7 @@ class PodTracker:
         waited = self.handed_over.get(now.pod)
         self._remove_pending(now.pod)
         if waited is not None and now.node and not _requests_gpus(waited):
-            return [replace(handed_over_event(waited), bound=True)]
+            return [self.ended_waits.add(replace(handed_over_event(waited), bound=True))]
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
             return [] if is_published else [_gated_event(now)]

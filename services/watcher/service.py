@@ -350,6 +350,8 @@ class Watcher:
             events += self.pods.resync_unexplained(self._next_generation())
             if events:
                 logger.info("publishing %d pods again that wait without a reason", len(events))
+            events += self.pods.ended_waits.take_due()
+            events += self.claiming.ended_waits.take_due()
             events += self.claims.resync_unanswered()
             events += self.pods.resync_shard(self._next_generation(), shard)
             events += self.claiming.resync_shard(shard)

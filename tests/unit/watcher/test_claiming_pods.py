@@ -226,6 +226,22 @@ def test_of_a_namespace_with_very_many_the_first_by_priority_and_age_are_publish
     assert len(pods.published) == MOST_OF_NAMESPACE
 
 
+def test_the_end_of_a_wait_is_repeated_unless_the_pod_waits_again() -> None:
+    pods = knowing(OURS)
+    first, second = parsed("u1"), parsed("u2")
+    pods.observe([(first, None), (second, None)])
+    pods.update()
+    pods.observe([(parsed("u1", nodeName="n"), first), (parsed("u2", resourceClaims=[]), second)])
+    ended = [event for event in pods.update() if isinstance(event, PodHandedOver)]
+
+    assert pods.ended_waits.take_due() == []
+    pods.observe([(second, None)])
+    assert waiting(pods) == [("u2", OUT_OF_GPUS, False)]
+
+    assert pods.ended_waits.take_due() == [event for event in ended if event.queued.name == "u1"]
+    assert pods.ended_waits.take_due() == []
+
+
 def test_an_event_is_small_whatever_the_author_of_a_pod_writes() -> None:
     pods = knowing(OURS)
     pod = parsed(
