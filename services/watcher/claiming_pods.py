@@ -9,6 +9,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
+from services.watcher.kept_objects import Room
 from services.watcher.pod_tracker import EndedWaits, is_in_shard, terminated_event
 from shared.kubernetes.resource_claims import ApiResourceClaim
 from shared.model.events.claim_events import AllocatedClaim
@@ -20,6 +21,8 @@ from shared.pods.observed_pod import ObservedPod, queued_elsewhere
 MOST_OF_NAMESPACE = 500
 """Those of the highest priority, then the oldest, are published."""
 MOST_CLASSES = 8
+MOST_CLAIMS = 200_000
+MOST_CLAIMS_OF_NAMESPACE = 50_000
 
 ClaimingEvent = PodHandedOver | PodTerminated
 
@@ -60,6 +63,9 @@ class ClaimingPods:
         self._ignored: set[PodUid] = set()
         """... and at the call before it."""
         self._claims: dict[Namespace, dict[str, _Claim]] = {}
+        self.room = Room(
+            "ResourceClaims", most=MOST_CLAIMS, most_of_namespace=MOST_CLAIMS_OF_NAMESPACE
+        )
         self._classes: set[str] = set()
 
     def observe(self, batch: Iterable[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
@@ -77,15 +83,26 @@ class ClaimingPods:
         for update in updates:
             claims = self._claims.setdefault(update.namespace, {})
             before = claims.get(update.name)
+            now = before
             has_ours = update.allocation is not None
             if update.classes or has_ours:
-                claims[update.name] = _Claim(update.claim, update.classes, has_ours)
+                now = _Claim(update.claim, update.classes, has_ours)
             elif before is not None and before.claim == update.claim:
-                del claims[update.name]
-            if update.namespace in self._waiting and claims.get(update.name) != before:
-                self.changed.add(update.namespace)
+                now = None
+            if now != before:
+                self._put_claim(update.namespace, update.name, now)
             if not claims:
                 del self._claims[update.namespace]
+
+    def _put_claim(self, namespace: Namespace, name: str, now: _Claim | None) -> None:
+        claims = self._claims[namespace]
+        before = claims.pop(name, None)
+        if before is not None:
+            self.room.release(namespace, before)
+        if now is not None and self.room.admits(namespace, now):
+            claims[name] = now
+        if namespace in self._waiting:
+            self.changed.add(namespace)
 
     def update_classes(self, changes: Mapping[str, bool]) -> None:
         before = frozenset(self._classes)

@@ -127,7 +127,7 @@ class PodGroupConditions:
                 del self._pods[name]
 
     def retry(self, names: Iterable[str]) -> None:
-        self._changed.update(names)
+        self._changed.update(name for name in names if name in self._pods)
 
     async def write(self, groups: PodGroupIndex, now_s: float) -> None:
         """Raises UnavailableError if the API server does not respond; the rest is written later."""

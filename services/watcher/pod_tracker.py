@@ -191,21 +191,27 @@ class PodTracker:
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
         """Return events with `generation`, since the pods themselves have not changed."""
         names = self.groups.apply(changes)
+        if names is None:
+            pods = list(self._grouped.values())
+        else:
+            pods = [pod for name in sorted(names) for pod in self._pods_of_group(name)]
         return [
             event
-            for pod in list(self._grouped.values())
+            for pod in pods
             if pod.group and pod.group.kind is changes.kind
-            if names is None or pod.group.name in names
             for event in self._update_pending(pod, requeue_number=-generation)
         ]
+
+    def _pods_of_group(self, name: str) -> list[ObservedPod]:
+        return [self._grouped[pod] for pod in sorted(self._members.get(name, ()))]
 
     def update_members(self, generation: int) -> list[PodEvent]:
         names, self.changed_groups = self.changed_groups, set()
         return [
             event
             for name in names
-            for pod in list(self._members.get(name, ()))
-            for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
+            for pod in self._pods_of_group(name)
+            for event in self._update_pending(pod, requeue_number=-generation)
         ]
 
     def update_selected(self, generation: int) -> list[PodEvent]:

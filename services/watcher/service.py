@@ -246,6 +246,7 @@ class Watcher:
             for update in batch:
                 events += self.claims.update(update.claim, update.allocation)
             self.claiming.update_claims(batch)
+            _report_left_out(self.claiming.room)
             self._announce_claiming()
             if events:
                 yield events
