@@ -41,10 +41,10 @@ from shared.pods.pod_snapshot import PodSnapshot, snapshot_of
 logger = logging.getLogger(__name__)
 
 SEVERAL_DISRUPTION_BUDGETS = 500
-"""Status code where several PodDisruptionBudgets select the pod: it can never be evicted."""
+"""Several PodDisruptionBudgets select the pod: it can never be evicted."""
 Item = TypeVar("Item")
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of active pods of schedulers without the extender."""
+"""Active pods of schedulers without the extender."""
 LIMITS_TIMEOUT_S = 3.0
 """An agent writes its checkpoint and measures memory twice before it replies."""
 BIND_TIMEOUT_S = 0.5
@@ -76,10 +76,7 @@ class PodClient:
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
     ) -> list[PodSnapshot]:
-        """Return the active pods of schedulers without the extender that the term selects.
-
-        With a `node`, only those on it or on none yet.
-        """
+        """With a `node`, return only pods on it or on none yet."""
         labels = ",".join(map(_requirement, term.selector))
         paths = [objects_path(namespace, "pods") for namespace in term.namespaces]
         places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
@@ -108,7 +105,7 @@ class PodClient:
         *,
         resource_version: str = "",
     ) -> None:
-        """Set annotations of the pod with this uid in one write, or remove those that are None.
+        """Set annotations in one write, or remove those that are None.
 
         Raises ConflictError for another uid, and if the pod has changed since that version.
         """
@@ -122,7 +119,7 @@ class PodClient:
         await self.client.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
-        """Return whether the pod with this uid is there; its scheduling gate is removed."""
+        """Return whether the pod with this uid is there."""
         gates = [{"$patch": "delete", "name": gate}]
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
@@ -147,10 +144,7 @@ class PodClient:
         return event.count or 1
 
     async def announce(self, victim: Victim, at: float) -> None:
-        """Annotate the pod, if that is possible, with the time of its eviction.
-
-        Raises UnavailableError as `evict` does.
-        """
+        """Annotate the pod, if possible. Raises UnavailableError as `evict` does."""
         await self._annotate(victim, timestamp(at))
 
     async def withdraw(self, victim: Victim) -> None:
@@ -159,10 +153,10 @@ class PodClient:
     async def evict(
         self, victim: Victim | PodSnapshot, *, dry_run: bool = False
     ) -> tuple[EvictionOutcome, str]:
-        """Evict the pod with exactly this uid, or check whether that is allowed.
+        """Evict the pod with exactly this uid; return the outcome and its reason.
 
-        Returns the outcome and the reason for it. Raises UnavailableError if the API server does
-        not answer, or reports a conflict although the pod is there.
+        Raises UnavailableError if the API server does not answer, or reports a conflict although
+        the pod is there.
         """
         namespace, name = victim.namespace, victim.name
         try:
@@ -188,7 +182,7 @@ class PodClient:
     async def _written(
         self, victim: Victim | PodSnapshot, write: Awaitable[object]
     ) -> tuple[EvictionOutcome, str]:
-        """Return what came of a write to a pod, and why; EVICTED if it was written."""
+        """Return EVICTED if it was written."""
         try:
             await write
         except NotFoundError as error:
@@ -225,8 +219,6 @@ def _requirement(requirement: LabelRequirement) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReply:
-    """A request to a node agent that got no reply."""
-
     reason: str
     has_responder: bool
 
@@ -245,12 +237,12 @@ class NodeAgentClient:
     async def renew_slices(self, node: NodeName) -> str:
         """Let kube-scheduler try the pods again that wait for devices of ResourceClaims.
 
-        Returns why the node's agent has not written its slices anew, or an empty text.
+        Returns why the slices are not written anew, or an empty text.
         """
         return await request_slices(self.bus, node, renewed=True)
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        """Return which of the pods must wait before they are bound to the node.
+        """Return which of the pods must wait.
 
         Raises UnavailableError while NATS is away: the agent is not the cause then.
         """
@@ -265,8 +257,5 @@ class NodeAgentClient:
             return NoReply(reason=str(error), has_responder=True)
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
-        """Enforce a lease, or a proposed one.
-
-        Raises UnavailableError if the node agent does not reply.
-        """
+        """Raises UnavailableError if the node agent does not reply."""
         return await self.bus.request(request, LimitsReply, timeout_s=LIMITS_TIMEOUT_S)

@@ -41,12 +41,11 @@ _namespaces = set[str]()
 
 
 def count_eviction(namespace: str, cause: str) -> None:
-    """Count an evicted pod; the series of a namespace stays, so only so many get their own."""
+    """The series of a namespace stays, so only so many get their own."""
     if len(_namespaces) < MOST_NAMESPACES:
         _namespaces.add(namespace)
     EVICTIONS.labels(namespace if namespace in _namespaces else OTHER_NAMESPACES, cause).inc()
 
 
 def count_anomaly(kind: str, count: int = 1) -> None:
-    """Count what was dropped, or differs between ledger and cluster."""
     ANOMALIES.labels(kind).inc(count)

@@ -1,7 +1,6 @@
 """The binder: binds placed pods, and keeps the ledger in sync with the cluster.
 
-Any number of replicas may run. The handlers that one part of it needs alone are methods of that
-part, in the sub-packages; those here use several.
+Handlers that one part needs alone are methods of that part; those here use several.
 """
 
 from collections.abc import Sequence
@@ -77,7 +76,7 @@ GATHER_REPORTS_S = 0.1
 )
 @dataclass(eq=False, kw_only=True)
 class Binder:
-    """Stateless except for Bindings in flight; the ledger and the API server store the state."""
+    """Any number of replicas may run: only Bindings in flight are kept here."""
 
     publish: Publish
     pods: PodBinder
@@ -107,7 +106,6 @@ class Binder:
 
     @handles
     async def explain_waiting(self, events: Sequence[PlacementRefused | PodRejected]) -> None:
-        """Write the pod's condition and an Event with why it waits, unless it has not changed."""
         for event in events:
             explanation = explain(event)
             if isinstance(event, PodRejected) and event.foreign:
@@ -184,7 +182,7 @@ class Binder:
 
     @handles
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save the state of namespaces' budgets; if that fails, they are published again."""
+        """Budgets that are not saved are published again."""
         with self.sweeper.resync_on_failure():
             for event in events:
                 await self.preemptions.store.save_budget(event)

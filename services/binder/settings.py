@@ -7,8 +7,6 @@ from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinderSettings(ApiServerSettings, LedgerSettings):
-    """Flags of `python -m services.binder`."""
-
     api_concurrency: int = setting(32, "Bindings in flight at once", at_least=1)
     api_timeout_s: float = setting(
         5.0, "timeout of a request to the API server, in seconds", at_least=0.01

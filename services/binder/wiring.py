@@ -186,7 +186,7 @@ def _preemptions(
 
 
 Beside = Callable[[KubernetesClient, RedisLeases, Bus, Clock], object]
-"""Builds a service that shares the process and connections of the binder."""
+"""Builds a service on the connections of the binder."""
 
 
 async def serve_binder(

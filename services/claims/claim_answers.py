@@ -19,7 +19,7 @@ from shared.runtime.service import handles
 
 MAX_WRITES = 16
 ATTEMPTS = 3
-"""Writes of one answer, while others change the claim."""
+"""Of one answer."""
 PERMITTED = ClaimAnswer(
     condition=LEASED,
     reason="Leased",
@@ -31,9 +31,7 @@ PERMITTED = ClaimAnswer(
 class ClaimEnder:
     """Ends leases of claims that are neither allocated nor prepared any more.
 
-    With a grace period the kubelet unprepares a claim before it is deallocated; a pod that is
-    deleted by force loses its claim while its containers still run. What must still end is in the
-    ledger, for any binder.
+    A pod that is deleted by force loses its claim while its containers still run.
     """
 
     ledger: RedisLeases
@@ -41,10 +39,7 @@ class ClaimEnder:
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
-        """End the leases of these allocations; those that are prepared, once they are not.
-
-        A lease of a later allocation stays. A node that does not reply delays those of no other.
-        """
+        """A lease of a later allocation stays."""
         generations = {event.claim: event.generation for event in events}
         ending = [
             self.end(lease)
@@ -54,10 +49,9 @@ class ClaimEnder:
         return lease_changes(chain.from_iterable(await asyncio.gather(*ending)))
 
     async def end(self, lease: Lease) -> list[Lease]:
-        """End a lease whose allocation is gone; nothing if its claim may be prepared.
+        """End a lease whose allocation is gone.
 
-        Then it ends when its node's agent confirms that the claim is not. A lease that has changed
-        since it was read, as when its last consumers left one after the other, is read again.
+        If its claim may be prepared, it ends once the node's agent confirms that it is not.
         """
         now: Lease | None = lease
         while now is not None and generation_of(now) == generation_of(lease):
@@ -70,7 +64,7 @@ class ClaimEnder:
         return []
 
     async def release(self, lease: Lease) -> list[Lease]:
-        """End a lease of which no container has devices; nothing if it has changed since."""
+        """Nothing ends if the lease has changed since it was read."""
         return await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
 
     async def is_unprepared(self, lease: Lease) -> bool:
@@ -92,8 +86,6 @@ def leased_answer(claim: AllocatedClaim, lease: Lease) -> ClaimAnswer:
 
 @dataclass(eq=False)
 class AnswerWriter:
-    """The API server decides between binders by the claim's version."""
-
     claims: ClaimClient
     agents: ClaimAgentClient
     ender: ClaimEnder
@@ -102,10 +94,9 @@ class AnswerWriter:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
     async def confirm(self, claim: AllocatedClaim, lease: Lease) -> list[Lease]:
-        """Write that the claim is leased; end the lease if the allocation is gone, and return it.
+        """Write that the claim is leased; end and return the lease if the allocation is gone.
 
-        So does another binder's refusal. An answer with another lease's copy is written again: that
-        lease was lost.
+        An answer with another lease's copy is written again: that lease was lost.
         """
         copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
@@ -115,28 +106,26 @@ class AnswerWriter:
         return await self.ender.end(lease)
 
     async def permit(self, claim: AllocatedClaim) -> list[Lease]:
-        """Write that a claim with nothing but administrative access may be used."""
         await self._write(claim, PERMITTED)
         return []
 
     async def refuse(self, claim: AllocatedClaim, text: str) -> list[Lease]:
-        """Let the node's slices follow the ledger, then write why the claim is refused."""
         message = await self.lower_slices(claim, text)
         answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=message)
         await self._write(claim, answer, replaces=True)
         return []
 
     async def lower_slices(self, claim: AllocatedClaim, text: str) -> str:
-        """Let the node's slices follow the ledger; return the refusal, with why they are late."""
+        """Return the refusal, with why the node's slices are late."""
         late = await self.agents.write_slices(claim.node)
         return f"{text} (the node's ResourceSlices may be late: {late})" if late else text
 
     async def _write(
         self, claim: AllocatedClaim, answer: ClaimAnswer, *, replaces: bool = False
     ) -> AllocatedClaim | None:
-        """Return the claim with its answer, which may be another binder's, or None if it is gone.
+        """Return the claim with its answer, perhaps another binder's, or None if it is gone.
 
-        The answer that the claim had when it was decided stays, too, unless this one replaces it.
+        An earlier answer stays unless this one replaces it.
         """
         now: AllocatedClaim | None = claim
         refusal: LeaseholdError | None = None

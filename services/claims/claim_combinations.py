@@ -16,13 +16,12 @@ from shared.model.leases.ledger import (
 from shared.model.requests.claim import DRIVER
 
 LimitedRequests = Mapping[str, bool]
-"""Whether the containers that use a request, given by name, are limited."""
+"""Whether the containers that use a request are limited, by its name."""
 MOST_COMBINED = 32
-"""Of any drivers beside one of ours in its containers: each is read, for each of them."""
 
 
 class ClaimReads:
-    """Each once: the claims of one pod share them."""
+    """Reads each pod and claim once: the claims of one pod share them."""
 
     def __init__(self, claims: ClaimClient) -> None:
         self.list_uses = cache(lambda *of: asyncio.ensure_future(claims.list_uses(*of)))
@@ -32,11 +31,10 @@ class ClaimReads:
 async def combination_refusal(
     reads: ClaimReads, claim: AllocatedClaim, node: LedgerNode | None
 ) -> str:
-    """Return why a claim cannot be used as its pods want to, or an empty text if it can.
+    """Return why a claim cannot be used as its pods want to, or an empty text.
 
-    A container may not combine requests with limits: these would replace each other. Requests for
-    whole devices and MIG instances have none. Pods that use an allocated claim later cannot be
-    refused any more. Raises UnavailableError if the API server does not respond.
+    Requests for whole devices and MIG instances have no limits. Pods that use an allocated claim
+    later cannot be refused any more. Raises UnavailableError.
     """
     for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
         uses = await reads.list_uses(claim.namespace, pod, uid)
@@ -60,7 +58,6 @@ async def combination_refusal(
 
 
 def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedRequests:
-    """Return which requests of a claim limit the containers that use them."""
     wanted = reservation_of(claim, node)
     shares = wanted.candidates[0].shares if isinstance(wanted, Reservation) else ()
     limited = {device.request.partition("/")[0]: False for device in claim.admin_devices}
@@ -71,7 +68,6 @@ def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedR
 
 
 def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, LimitedRequests]) -> str:
-    """Return which container combines a request of this claim with others, if one does."""
     used: dict[str, dict[tuple[str, str], bool]] = {}
     for use in uses:
         own = used.setdefault(use.container, {})

@@ -1,7 +1,7 @@
 """Leases what schedulers have allocated to ResourceClaims, and answers them.
 
-A claim is answered in one write: all its devices are leased, or all are refused. Before a refusal
-the node's slices follow the ledger, or the scheduler would allocate the same share again.
+All devices of a claim are leased, or all refused. Before a refusal the node's slices follow the
+ledger, or the scheduler would allocate the same share again.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ WRITTEN_S = 10.0
 """After this time, an allocation that was not written never will be."""
 MOST_UNWRITTEN = 256
 MOST_UNWRITTEN_OF_NAMESPACE = 64
-"""Allocations for which a binder holds reservations while they are written."""
+"""Reservations of allocations that are being written."""
 MOST_CHOICES = 8
-"""Of places for MIG instances, while other binders get them first: a GPU has at most 7."""
+"""A GPU has at most 7 places, which other binders may get first."""
 WAIT_S = 10.0
 """How long a claim waits for a share that is about to be free, before it is refused."""
 FORGOTTEN_S = 6 * WAIT_S
@@ -82,17 +82,12 @@ class ClaimDecisions:
     leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
     refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
     permitted: list[AllocatedClaim] = field(default_factory=list)
-    """They need no lease."""
     ended: list[Lease] = field(default_factory=list)
-    """Of earlier allocations."""
     unresolved: list[str] = field(default_factory=list)
-    """Why other claims must be decided again."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ClaimLeaser:
-    """Stateless but for the time since which claims wait; the ledger decides between binders."""
-
     ledger: RedisLeases
     publish: Publish
     writer: AnswerWriter
@@ -106,12 +101,11 @@ class ClaimLeaser:
         )
         self._plans = self.ledger.part(Preemptions)
         self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
-        """Claims for which a share was reserved while they were written, and when: the API server
-        may reject the write."""
+        """Reservations whose allocations the API server may still reject, and since when."""
 
     @handles(concurrency=4)
     async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
-        """Lease each claim's allocation and write the answer; return leases that ended.
+        """Return leases that ended.
 
         Raises UnavailableError if a claim has to be decided again; the others are answered.
         """
@@ -154,10 +148,8 @@ class ClaimLeaser:
     async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Answer an allocation while its scheduler writes it, so that no pod waits for its answer.
 
-        Until the API server has the allocation, its lease is a reservation, which costs no budget:
-        `lease_claims` commits it. The reply is empty if nothing is decided now, or if too many
-        reservations are unwritten: `lease_claims` decides after the write, and the pod waits for
-        its binding conditions.
+        Until the API server has it, its lease is a reservation, which costs no budget. After an
+        empty reply `lease_claims` decides, and the pod waits for its binding conditions.
         """
         claim = request.claim
         try:
@@ -169,7 +161,6 @@ class ClaimLeaser:
             return ClaimLeaseReply()
 
     async def _may_reserve(self, claim: AllocatedClaim) -> bool:
-        """Whether few enough allocations are unwritten, in all and of this namespace."""
         if self._has_room(claim):
             return True
         await self._forget_committed()
@@ -183,7 +174,6 @@ class ClaimLeaser:
         return len(others) < MOST_UNWRITTEN and of_namespace < MOST_UNWRITTEN_OF_NAMESPACE
 
     async def _forget_committed(self) -> None:
-        """Forget allocations of which the ledger has no reservation any more."""
         entries = [*self._unwritten.items()]
         leases = await self.ledger.load([claim for claim, _ in entries])
         for (claim, entry), lease in zip(entries, leases, strict=True):
@@ -207,7 +197,7 @@ class ClaimLeaser:
         return ClaimLeaseReply()
 
     async def _has_ended_before(self, lease: Lease, claim: AllocatedClaim) -> bool:
-        """End the lease of an earlier allocation of the claim; return whether it has ended."""
+        """End the lease of an earlier allocation; return whether it has ended."""
         if lease.claim is None or await self._has(claim, lease.claim.generation):
             return False
         ended = await self.ender.end(lease)
@@ -222,7 +212,6 @@ class ClaimLeaser:
 
     @loops(every_s=1.0)
     async def end_unwritten_claims(self) -> list[LeaseChanged]:
-        """Commit reservations of allocations that were written, and end those of others."""
         until = self.clock.ticks() - WRITTEN_S
         if all(at > until for _, at in self._unwritten.values()):
             return []
@@ -253,7 +242,6 @@ class ClaimLeaser:
 
     @answers(concurrency=8)
     async def restore_lease(self, event: ClaimRestoreRequest) -> LeasesReply:
-        """Return the lease of a claim to the agent of its node; one that was lost is restored."""
         await self.publish(await self.restore(event.claim, event.node))
         [lease] = await self.ledger.load([event.claim.pod])
         return LeasesReply(leases=(lease,) if lease and lease.node == event.node else ())
@@ -261,11 +249,9 @@ class ClaimLeaser:
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
 
-        It was answered before its pod was bound, so a lease has been lost. A reservation is
-        committed: the event that the claim was written comes later than its pod was bound. Another
-        lease that the ledger has gets another version, so that it does not end because an agent
-        denied earlier that the claim is prepared. Returns leases that ended. An error is logged:
-        the node's agent repeats its request.
+        A reservation is committed: the event of the written claim may come after its pod was bound.
+        Another lease gets another version, so that no earlier denial of an agent ends it. An error
+        is logged: the node's agent repeats its request.
         """
         try:
             [lease] = await self.ledger.load([holder.pod])
@@ -286,7 +272,6 @@ class ClaimLeaser:
     async def _decide(
         self, claims: Sequence[AllocatedClaim], traces: Mapping[PodUid, str]
     ) -> ClaimDecisions:
-        """Reserve what was allocated, for claims that have no lease on it."""
         decisions = ClaimDecisions(traces)
         leases = await self.ledger.load([claim.claim for claim in claims])
         pairs = list(zip(claims, leases, strict=True))
@@ -314,8 +299,7 @@ class ClaimLeaser:
     ) -> bool:
         """End the lease of another allocation; return whether it has ended.
 
-        If this one had a lease, the other's had ended before: it came back when Redis lost data, or
-        was never written.
+        If this one had a lease, the other's had ended before: Redis lost data.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -329,10 +313,7 @@ class ClaimLeaser:
         return bool(ended)
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
-        """Reserve what was allocated; decide on claims that get no lease.
-
-        If another claim got the place of a MIG instance meanwhile, another place is chosen.
-        """
+        """If another claim gets the place of a MIG instance meanwhile, choose another."""
         totals = await self._totals(claims)
         usable = await self._usable(claims, totals, decisions)
         wanted = _reservations(usable, totals, decisions)
@@ -354,7 +335,7 @@ class ClaimLeaser:
     async def _reserve_chosen(
         self, wanted: Sequence[tuple[AllocatedClaim, Reservation]], decisions: ClaimDecisions
     ) -> list[tuple[AllocatedClaim, Reservation, NoCapacity]]:
-        """Reserve, and return what has no room."""
+        """Return what has no room."""
         outcomes = await self.ledger.reserve(
             [request for _, request in wanted], now=self.clock.now(), ttl_s=RESERVATION_S
         )
@@ -380,7 +361,6 @@ class ClaimLeaser:
         totals: Mapping[NodeName, NodeTotals],
         decisions: ClaimDecisions,
     ) -> list[AllocatedClaim]:
-        """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
         reads = ClaimReads(self.writer.claims)
         refusals = await asyncio.gather(
@@ -417,8 +397,8 @@ class ClaimLeaser:
     ) -> None:
         """Refuse a claim, unless it fits as soon as what ends now has ended.
 
-        What a plan keeps for another pod is refused at once: kube-scheduler gives nobody else what
-        it has allocated to this claim meanwhile.
+        kube-scheduler gives no other pod what it has allocated: what a plan keeps is refused at
+        once.
         """
         kept = await self._kept_text(request, totals.get(claim.node))
         if not kept and (outcome.reserved_for_other or await self._is_ending(request)):
@@ -445,19 +425,19 @@ class ClaimLeaser:
         return any(share.device in devices for lease in ending for share in lease.shares)
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
-        """Whether the claim has this allocation now: events may arrive in any order."""
+        """Events may arrive in any order."""
         return await self._written(claim, generation) is not None
 
     async def _written(self, claim: AllocatedClaim, generation: str) -> AllocatedClaim | None:
-        """Return the claim as the API server has it, if it has this allocation."""
+        """Return the claim as stored, or None if it has another allocation."""
         now = await self.writer.claims.get_allocation(claim.namespace, claim.name)
         is_it = now is not None and (now.claim, now.generation) == (claim.claim, generation)
         return now if is_it else None
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
-        """Whether an answered claim must be leased anew, as the ledger has lost its lease.
+        """Return whether an answered claim must be leased anew.
 
-        If the node's agent does not confirm that it is not prepared, the lease is written again.
+        Unless the node's agent confirms that it is unprepared, the lease is written again.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -476,7 +456,6 @@ class ClaimLeaser:
         return False
 
     async def _commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
-        """Bind reservations, update consumers, and publish what has changed."""
         bound = await self.ledger.bind([lease for _, lease in decisions.leased])
         committed: list[tuple[AllocatedClaim, Lease]] = []
         changed: list[LeaseChanged] = []
@@ -503,10 +482,7 @@ def _reservations(
     totals: Mapping[NodeName, NodeTotals],
     decisions: ClaimDecisions,
 ) -> list[tuple[AllocatedClaim, Reservation]]:
-    """Return requests for what was allocated, in different places, and refuse what has none.
-
-    Of claims for different time slices of one GPU, one is leased: the others are decided after it.
-    """
+    """Of claims for different time slices of one GPU, lease the first before the others."""
     nodes = {name: node_totals.node for name, node_totals in totals.items()}
     wanted: list[tuple[AllocatedClaim, Reservation]] = []
     asked: dict[tuple[NodeName, DeviceUuid], Interval] = {}

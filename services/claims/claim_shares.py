@@ -1,7 +1,6 @@
 """The shares that a ResourceClaim's allocation needs, and why the ledger refuses them; pure.
 
-A scheduler has chosen the devices: shares are exactly what was allocated. Of MIG instances it has
-chosen the GPU and the profiles; the places are chosen here, by what the ledger has free.
+A scheduler has chosen the devices and MIG profiles; the places are chosen here.
 """
 
 from collections import Counter
@@ -45,7 +44,7 @@ SHOWN_GPUS = 8
 MOST_DATA = 10_240
 """Bytes of a driver's data in `status.devices` of a ResourceClaim, by the API server."""
 NUMBERS_BYTES = 16
-"""Of a share, in the copy of a lease; twice as many of the lease."""
+"""Of a share, in the copy of a lease; the lease itself has twice as many."""
 
 
 def name_of(claim: AllocatedClaim) -> str:
@@ -53,7 +52,6 @@ def name_of(claim: AllocatedClaim) -> str:
 
 
 def covers(lease: Lease, claim: AllocatedClaim) -> bool:
-    """Return whether a lease is for the claim's present allocation."""
     return lease.claim is not None and lease.claim.generation == claim.generation
 
 
@@ -94,7 +92,6 @@ def reservation_of(
 
 
 def _shares_of(claim: AllocatedClaim, node: LedgerNode | None) -> list[Share] | str:
-    """Return the shares of what was allocated, or why there can be none."""
     devices = _claimable_devices(node)
     shares: list[Share] = []
     profiles: dict[DeviceUuid, list[str]] = {}
@@ -147,10 +144,7 @@ def _claimable_devices(
 
 
 def demand_of(mode: ClaimMode, *, is_of_one_pod: bool) -> HeldBy:
-    """Return who has to hold a share of a claim for a device in this mode.
-
-    The driver limits each pod for itself, so it cannot hold a claim that several pods may use.
-    """
+    """The driver limits each pod for itself: it cannot hold a claim of several pods."""
     by_container: MemoryEnforcer = "mps" if mode == "mps" else "hami-core"
     return HeldBy(memory=None if is_of_one_pod else by_container, compute=mode or None)
 
@@ -158,23 +152,22 @@ def demand_of(mode: ClaimMode, *, is_of_one_pod: bool) -> HeldBy:
 def holding_of(
     allocated: AllocatedDevice, device: Device, demand: HeldBy, mode: SharingMode | Literal[""]
 ) -> Holding | None:
-    """Return what holds what was allocated of a device in this mode, or None if nothing does."""
+    """Return None if nothing holds such a part."""
     if demand.compute is None and is_whole(allocated, device):
         return WHOLE
     return device.offer.holding(demand, mode=mode, capped=allocated.cores_percent > 0)
 
 
 def is_whole(allocated: AllocatedDevice, device: Device) -> bool:
-    """Return whether no other claim can share the device: all of its memory is allocated."""
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
     return memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
 
 
 def share_of(allocated: AllocatedDevice, device: Device, holding: Holding) -> Share:
-    """Return the share that was allocated.
+    """All memory of a device makes the share exclusive.
 
-    All memory of a device makes the share exclusive. A share without cores fits beside others that
-    have them all, as the scheduler's sum of capacities has it.
+    A share without cores fits beside others that have them all, as in the scheduler's sum of
+    capacities.
     """
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
     whole = holding == WHOLE
@@ -208,10 +201,7 @@ def _unheld_text(
 def choose_places(
     device: Device, use: DeviceUse, profiles: Sequence[str]
 ) -> list[MigPlacement] | None:
-    """Return the places of a claim's instances on a device, or None if no layout has them all.
-
-    If they are not free, they are such as the ledger refuses, unless it has freed them meanwhile.
-    """
+    """Return None if no layout has them all; the ledger refuses places that are not free."""
     shapes = layout_shapes(device.layouts)
     taken = parse_positions(use.taken.slots_taken)
     free = find_instances(shapes, use.taken.layout, taken, profiles)
@@ -219,7 +209,6 @@ def choose_places(
 
 
 def with_instances(node: LedgerNode, shares: Iterable[Share]) -> LedgerNode:
-    """Return a node with further instances leased, for the choice of others' places."""
     places: dict[DeviceUuid, list[MigPlacement]] = {}
     for share in shares:
         if share.mig is not None:
@@ -240,7 +229,7 @@ def _with_places(use: DeviceUse, places: Sequence[MigPlacement]) -> DeviceUse:
 
 
 def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile) -> Share:
-    """Return the share of an instance, whose layout and position are still to be chosen."""
+    """Its layout and position are still to be chosen."""
     return structs.replace(
         _share(allocated, device, profile.memory_mib),
         mig=MigPlacement(layout="", position=0, profile=profile.name),
@@ -251,9 +240,9 @@ def instance_of(allocated: AllocatedDevice, device: Device, profile: MigProfile)
 
 
 def slices_refusal(wanted: Reservation, leases: Iterable[Lease]) -> str:
-    """Return why time slices of the wanted length cannot be set beside a node's leases, or "".
+    """Return why these time slices cannot be set beside a node's leases, or an empty text.
 
-    A GPU has one length for all of its processes. Leases that ask for none have any.
+    A GPU has one length for all processes.
     """
     [candidate] = wanted.candidates
     asked: dict[DeviceUuid, Interval] = {}
@@ -296,14 +285,12 @@ def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share
 
 
 def kept_shares(wanted: Reservation, totals: NodeTotals) -> list[Share]:
-    """Return the shares that are wanted of devices which plans keep for pods."""
     [candidate] = wanted.candidates
     kept = {device.uuid for device, use in totals.node.devices if use.claimed_by}
     return [share for share in candidate.shares if share.device in kept]
 
 
 def kept_text(wanted: Reservation, totals: NodeTotals, state: PreemptionState) -> str:
-    """Return for which other pod a plan keeps a device that is wanted, or an empty text."""
     viewer = wanted.namespace
     for share in kept_shares(wanted, totals):
         where = f"{_gpu_of(share)} of {totals.node.facts.name} is kept for"
@@ -319,7 +306,6 @@ def kept_text(wanted: Reservation, totals: NodeTotals, state: PreemptionState) -
 
 
 def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | None) -> str:
-    """Return the sentence of a refusal: what is missing, on which device, and what holds it."""
     if refused.quotas:
         return over_quota(wanted.namespace, refused.quotas, None).reason
     [candidate] = wanted.candidates
@@ -338,7 +324,6 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
 
 
 def _instances_text(shares: Iterable[Share], device: Device, totals: NodeTotals, held: str) -> str:
-    """Return what was requested of a device, and what is free on it and on others of the node."""
     wanted = [share.mig.profile for share in shares if share.device == device.uuid and share.mig]
     free = [
         f"{_free_text(use, other)} on GPU {other.index}"
@@ -353,7 +338,6 @@ def _instances_text(shares: Iterable[Share], device: Device, totals: NodeTotals,
 
 
 def _free_text(use: DeviceUse, device: Device) -> str:
-    """Return the free instances of a device: on one without leases, of any of its layouts."""
     taken = parse_positions(use.taken.slots_taken)
     free = count_free(layout_shapes(device.layouts), use.taken.layout, taken)
     if use.taken.exclusive or not free:
@@ -377,7 +361,7 @@ def _layout_text(layout: MigLayout) -> str:
 
 
 def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held: str) -> str:
-    """Return what is free, needed and leased; kube-scheduler takes a percent sign for a format."""
+    """No percent sign: kube-scheduler takes it for a format."""
     leased = [
         (lease, booking)
         for lease in totals.leases
@@ -397,7 +381,7 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held
 
 
 def holders(leases: Iterable[Lease], device: DeviceUuid, viewer: Namespace) -> str:
-    """Name what the viewer's namespace has leased of a device, and count other leases."""
+    """Name only what the viewer's namespace has leased."""
     held = [
         (lease, booking.memory_mib)
         for lease in leases

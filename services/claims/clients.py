@@ -35,34 +35,30 @@ class ClaimAgentClient:
         return await list_terminated(self.bus, node, pods)
 
     async def write_slices(self, node: NodeName) -> str:
-        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        """Return why the node's slices do not follow the ledger, or an empty text."""
         return await request_slices(self.bus, node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAnswer:
     condition: str
-    """`shared.model.requests.claim.LEASED` or `REFUSED`, which becomes True."""
+    """`LEASED` or `REFUSED` of `shared.model.requests.claim`, which becomes True."""
     reason: str
-    """In CamelCase."""
     message: str
     lease: Mapping[str, Any] | None = None
-    """The copy of the lease, from which a lost ledger is rebuilt."""
+    """A lost ledger is rebuilt from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestUse:
-    """A container that uses requests of a ResourceClaim, or requests GPUs otherwise."""
-
     container: str
     claim: str
-    """Empty if the container requests an extended resource of ours."""
+    """Empty for an extended resource of ours."""
     request: str
-    """Name of the request, empty for all of them; or of the extended resource."""
+    """Empty for all requests of the claim."""
 
 
 def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
-    """Yield what containers use: requests of claims, and extended resources of ours."""
     entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
     names = {
         entry.name: entry.resource_claim_name for entry in entries if entry.resource_claim_name
@@ -90,7 +86,7 @@ class ClaimClient(AllocationReader):
     clock: Clock
 
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
-        """Return what the containers of a pod use; nothing if it is gone."""
+        """Return nothing if the pod is gone."""
         try:
             stored = await self.client.read(pod_path(namespace, pod), ApiPod)
         except NotFoundError:
@@ -100,8 +96,7 @@ class ClaimClient(AllocationReader):
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         """Write the conditions of all devices in one server-side apply.
 
-        Only the entries of our driver are ours: those of others stay. Raises ConflictError if the
-        claim has changed since it was read, RequestError if it is gone.
+        Raises ConflictError if the claim has changed since it was read, RequestError if it is gone.
         """
         await self.client.apply(
             f"{claim_path(claim.namespace, claim.name)}/status",
@@ -123,7 +118,6 @@ class ClaimClient(AllocationReader):
 def device_statuses(
     claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
 ) -> list[dict[str, Any]]:
-    """Return the entries of `status.devices` for all devices, the first with the lease's copy."""
     condition = {
         "type": answer.condition,
         "status": "True",

@@ -1,7 +1,7 @@
 """Leases of ResourceClaims: they are leased, answered, restored and ended.
 
-It runs in the binder's process, with its connections and rights: of its own, every cluster would
-need a process and logins, and only those with ResourceClaims would use it.
+This runs in the binder's process: otherwise every cluster would need one more process and its
+logins.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from shared.runtime.service import publishes
 @publishes(SlicesRequest, TerminationRequest)
 @dataclass(eq=False, kw_only=True)
 class Claims:
-    """Any number of replicas may run: ledger and API server decide between them."""
+    """Any number of replicas may run."""
 
     leaser: ClaimLeaser
     ender: ClaimEnder

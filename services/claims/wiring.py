@@ -39,7 +39,6 @@ def build_claims(ports: ClaimPorts) -> Claims:
 
 
 def claims_beside(client: KubernetesClient, ledger: RedisLeases, bus: Bus, clock: Clock) -> Claims:
-    """Return the service that runs in the process of a binder, on its connections."""
     return build_claims(
         ClaimPorts(
             ledger=ledger,

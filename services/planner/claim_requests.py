@@ -26,9 +26,8 @@ from shared.model.requests.request import (
 from shared.placing.starts import WaitingClaim
 
 CLASSES = (DRIVER, f"whole-{DRIVER}")
-"""DeviceClasses for parts of GPUs and for whole ones, as the component `dra` has them."""
+"""As the component `dra` has them."""
 SELECTOR = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-"""Their only selector."""
 NODE_NAME = "metadata.name"
 MOST_DEVICES = 32
 """Of a claim, by Kubernetes."""
@@ -37,12 +36,11 @@ MOST_DEVICES = 32
 class ClaimDemand(NamedTuple):
     claim: WaitingClaim
     containers: tuple[GpuRequest, ...]
-    """Its requests, each with the name of one."""
+    """Named after its requests."""
     unlisted: tuple[NodeName, ...] = ()
-    """Nodes without ResourceSlices, of which kube-scheduler allocates nothing."""
+    """kube-scheduler allocates nothing there."""
 
     def added_to(self, request: PodRequest) -> PodRequest:
-        """Return a pod's request as if it had the claim's devices by resource names."""
         needs = request.node_requirements
         if self.unlisted:
             listed = NodeTerm(key=NODE_NAME, operator="NotIn", values=self.unlisted, field=True)
@@ -52,11 +50,7 @@ class ClaimDemand(NamedTuple):
 
 
 def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> ClaimDemand | None:
-    """Return what a claim without an allocation requests of our GPUs.
-
-    None if it is allocated, or if the ledger does not know all that kube-scheduler decides by.
-    `classes` are DeviceClasses by name, as far as there are any.
-    """
+    """Return None for a claim that has an allocation, or needs what only kube-scheduler decides."""
     requests = claim.requests
     one_pod = claim.is_of_one_pod
     try:
@@ -74,10 +68,10 @@ def demand_of(claim: ClaimWithSpec, classes: Mapping[str, ClassWithSpec]) -> Cla
 
 
 def _gpu_request(named: NamedRequest, *, is_of_one_pod: bool) -> GpuRequest:
-    """Return the same share of each device. Raises RequestError if the request is for others.
+    """Raises RequestError if the request is for others.
 
-    A part needs a device on which cores are left, as slices list no other, and the driver holds no
-    part of a claim that several pods may use.
+    Slices list no device without free cores, and the driver holds no part of a claim that several
+    pods may use.
     """
     request = named.exactly
     amounts = request.capacity.requests

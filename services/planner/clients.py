@@ -36,13 +36,10 @@ class PlannerClient:
     def __post_init__(self) -> None:
         self._pods: dict[PodUid, PodSnapshot] = {}
         self._followed: Reflector[ApiPod] | None = None
-        """None until all pods are known."""
+        """None until all pods are listed."""
 
     async def follow_pods(self) -> None:
-        """Watch all pods: `list_pods` reads none of them meanwhile.
-
-        Raises RequestError without the permission.
-        """
+        """Watch all pods, for `list_pods`. Raises RequestError without the permission."""
         reflector = Reflector(self.client, PODS, ApiPod)
         self._pods = {}
         try:
@@ -117,5 +114,5 @@ def _disruptions(
 
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector matches; an empty one matches all, a missing one nothing."""
+    """An empty selector matches all, None matches nothing."""
     return selector is not None and matches_labels(requirements_of(selector), labels)

@@ -25,48 +25,34 @@ from shared.runtime.service import loops
 logger = logging.getLogger(__name__)
 
 BOUND_LOOK_S = 5.0
-"""Interval of looks whether leases that are bound have become active: plans of preemption treat
-both alike, and those of starts need to know within seconds since when a pod runs."""
+"""Interval of looks whether bound leases have become active: plans of starts need to know within
+seconds since when a pod runs."""
 MOST_UNSEEN = 64
-"""Waiting pods that are read one by one for a snapshot; the watch has the others by the next."""
+"""The watch has the other waiting pods by the next snapshot."""
 CLAIM_S = 120.0
-"""A ResourceClaim for which a pod waits is read again after this time: its spec never changes."""
+"""A waiting pod's ResourceClaim is read again after this time: its spec never changes."""
 UNREADY_S = 2.0
 """The same for one that is not there yet, or is allocated."""
 CLASS_S = 15.0
-"""And for DeviceClasses, which administrators may change."""
+"""The same for DeviceClasses, which administrators may change."""
 UNLISTED_S = 60.0
 """For so long, no plan for a ResourceClaim has a node that had no ResourceSlices."""
 MOST_UNLISTED = 1_024
 MOST_CLAIMING = 16_384
-"""Pods of which is kept what they wait for."""
 
 
 class PodReader(Protocol):
-    """Reads pods from the API server."""
-
-    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
-        """Return the pod as it is now, or None if there is none."""
-        ...
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None: ...
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets.
-
-        Pods may be as a watch has them, which may lack one that was just created.
-        """
+        """The pods of a watch may lack one that was just created."""
         ...
 
-    async def follow_pods(self) -> None:
-        """Watch the pods for ever, for `list_pods`."""
-        ...
+    async def follow_pods(self) -> None: ...
 
-    async def get_claim(self, namespace: str, name: str) -> ClaimWithSpec | None:
-        """Return the ResourceClaim as it is now, or None if there is none."""
-        ...
+    async def get_claim(self, namespace: str, name: str) -> ClaimWithSpec | None: ...
 
-    async def get_class(self, name: str) -> ClassWithSpec | None:
-        """Return the DeviceClass as it is now, or None if there is none."""
-        ...
+    async def get_class(self, name: str) -> ClassWithSpec | None: ...
 
     async def has_slices(self, node: NodeName) -> bool:
         """Return whether the node's agent lists its devices for ResourceClaims."""
@@ -74,7 +60,7 @@ class PodReader(Protocol):
 
 
 def usable_devices(node: LedgerNode) -> set[DeviceUuid]:
-    """Return the devices that may get leases, whether or not they are free."""
+    """Return the devices that may get leases, free or not."""
     if node.facts.unschedulable:
         return set()
     excluded = node.facts.excluded_devices
@@ -87,10 +73,8 @@ def usable_devices(node: LedgerNode) -> set[DeviceUuid]:
 class LeaseMirror:
     """The ledger's nodes with their leases: only what has changed is read again.
 
-    The feed of the ledger names the nodes that change. For example, after a pod was reserved the
-    next call of `nodes` reads one node, however many there are. That a lease becomes bound or
-    active is not in the feed: its node is read at each call while a lease is reserved, and every
-    `BOUND_LOOK_S` while one is bound.
+    The feed has no change to bound or active: a node is read at each call while it has a reserved
+    lease, and every `BOUND_LOOK_S` while it has a bound one.
     """
 
     ledger: RedisLeases
@@ -101,9 +85,7 @@ class LeaseMirror:
         self._node_of: dict[DeviceUuid, NodeName] = {}
         self._stale: set[NodeName] = set()
         self._reserved: set[NodeName] = set()
-        """Nodes with leases that are not bound yet."""
         self._bound: set[NodeName] = set()
-        """Other nodes with leases that are not active yet."""
         self._bound_look_at = -inf
         self._follows = False
         self._reading = asyncio.Lock()
@@ -112,11 +94,10 @@ class LeaseMirror:
         self.has_awaited_change = asyncio.Event()
         self._usable: dict[NodeName, set[DeviceUuid]] = {}
         self.openings = 0
-        """How often devices have become usable since the start of this process."""
+        """How often devices have become usable."""
 
     @loops
     async def follow_ledger(self) -> None:
-        """Note which nodes change; without the feed, `nodes` reads all of them."""
         snapshot = await self.ledger.snapshot()
         self._stale.update(self._totals, (node.facts.name for node in snapshot.nodes))
         self._note_usable(snapshot.nodes)
@@ -149,15 +130,11 @@ class LeaseMirror:
         }
 
     def note_changed(self, names: Iterable[NodeName]) -> None:
-        """Read these nodes again, whether or not the feed has shown the change yet."""
+        """Read these nodes again, even before the feed shows the change."""
         self._stale.update(names)
 
     async def nodes(self) -> list[NodeTotals]:
-        """Return all nodes with their leases.
-
-        Without the feed everything is read, so a plan is never made from what is older than a
-        moment.
-        """
+        """Without the feed, read everything: no plan is made from an old state."""
         async with self._reading:
             if not self._follows:
                 pages = [page async for page in self.ledger.totals.pages()]
@@ -212,14 +189,13 @@ class ClusterView:
         self._unready_since: ExpiringMap[PodUid, float] = ExpiringMap(
             ticks, expires_s=CLAIM_S, most=MOST_CLAIMING
         )
-        """When pods were read last whose claim was not there yet, or allocated."""
+        """When pods were read last whose claim was missing, or allocated."""
         self._classes: ExpiringMap[str, ClassWithSpec | None] = ExpiringMap(
             ticks, expires_s=CLASS_S, most=len(CLASSES)
         )
         self._unlisted: ExpiringMap[NodeName, NodeName] = ExpiringMap(
             ticks, expires_s=UNLISTED_S, most=MOST_UNLISTED
         )
-        """Nodes without ResourceSlices."""
         self._logged = ""
 
     @loops
@@ -227,7 +203,6 @@ class ClusterView:
         await self.pods.follow_pods()
 
     async def snapshot(self, waiting: Iterable[WaitingPod] = ()) -> ClusterSnapshot:
-        """Return the nodes, and the pods with those that wait: plans are made for these."""
         pods, disruption_budgets = await self.pods.list_pods()
         unseen = [pod.queued for pod in waiting if pod.queued.pod not in pods][:MOST_UNSEEN]
         read = await asyncio.gather(*(self.pods.get(pod.namespace, pod.name) for pod in unseen))
@@ -235,7 +210,6 @@ class ClusterView:
         return ClusterSnapshot(await self.mirror.nodes(), pods, disruption_budgets)
 
     async def claim_demands(self, waiting: Iterable[WaitingPod]) -> dict[PodUid, ClaimDemand]:
-        """Return what pods wait for that have a ResourceClaim for which plans can be made."""
         claiming = [pod.queued for pod in waiting if has_claims_alone(pod.queued)]
         now = self.mirror.clock.ticks()
         unread = [
@@ -256,11 +230,7 @@ class ClusterView:
         }
 
     async def may_be_allocated(self, claim: WaitingClaim, pod: PodQueued, node: NodeName) -> bool:
-        """Return whether a pod's claim still waits, and can be allocated devices of a node.
-
-        It cannot on nodes of other device plugins, and where no agent publishes ResourceSlices: the
-        next plans spare such a node.
-        """
+        """A node without ResourceSlices is spared by the next plans."""
         stored = await self.pods.get_claim(pod.namespace, claim.name)
         is_it = stored is not None and stored.metadata.uid == claim.claim
         if stored is None or not is_it or stored.status.allocation is not None:
@@ -288,7 +258,7 @@ class ClusterView:
         self._unready_since.set(queued.pod, self.mirror.clock.ticks())
 
     async def _read_claim(self, pod: PodSnapshot) -> ClaimWithSpec | None:
-        """Return the only claim of a pod; None if it is not made from its template yet."""
+        """Return None if the claim is not made from its template yet."""
         name = "".join(pod.claims)
         return await self.pods.get_claim(pod.namespace, name) if name else None
 
@@ -301,7 +271,7 @@ class ClusterView:
 
 
 def _in_turn(pods: Iterable[PodQueued]) -> list[PodQueued]:
-    """Return pods by turns of their namespaces, so that many of one delay no other's."""
+    """Take turns of namespaces, so that many pods of one delay no other's."""
     numbers = Counter[Namespace]()
     in_turn = list[tuple[int, PodQueued]]()
     for pod in pods:

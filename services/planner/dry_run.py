@@ -26,11 +26,9 @@ from shared.placing.preemption_rules import PendingPod, cause_for
 from shared.placing.starts import WaitingUnit
 
 MAX_PROTECTED = 1_000
-"""Spared pods of a reply, which is one message."""
 
 
 async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunReply:
-    """Plan for a waiting pod, or for its gang, and change nothing."""
     unit = await _unit_with(request.pod, planner)
     if unit is None:
         return DryRunReply()
@@ -70,7 +68,7 @@ async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunR
 
 
 async def _unit_with(pod: PodUid, planner: PreemptionPlanner) -> WaitingUnit | None:
-    """Return the waiting pod, with the others of its gang; None if it does not wait."""
+    """Return None if the pod does not wait."""
     waiting = await planner.ledger.waiting_pods.load([pod])
     if not waiting:
         return None
@@ -83,7 +81,7 @@ async def _unit_with(pod: PodUid, planner: PreemptionPlanner) -> WaitingUnit | N
 
 
 def plan_view(planned: PreemptionPlan, number: int = 0) -> PlanView:
-    """Return a plan as the pod of this number reads it, or the first that starts if it does not."""
+    """Return a plan as the pod of this number reads it, or the first that starts."""
     placement = planned.placements[number] or planned.placed[0]
     return PlanView(
         node=placement.node,
@@ -115,7 +113,7 @@ def _protected(
     planned_from: PlanInput,
     now: float,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pods that rank below the pending one and are not evicted, with reasons."""
+    """Yield pods that rank below the pending one, and why they are not evicted."""
     endables = planned_from.endables()
     gangs = planned_from.gangs_among(endables)
     candidates = {endable.lease.pod: endable for endable in endables}

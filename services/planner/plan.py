@@ -1,6 +1,6 @@
 """Plans of preemption: leases whose end makes a pending pod fit on one node, or a gang; pure.
 
-A gang that would end ends as a whole, or so few of its pods end that its minimum stays.
+A gang ends as a whole, or so few of its pods end that its minimum stays.
 """
 
 from collections import Counter, defaultdict
@@ -61,7 +61,7 @@ BESIDE_CLAIMS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPlan:
     placements: tuple[Placement | None, ...]
-    """Of each pending pod; None: one of a gang that does not start with the others."""
+    """None for a pod that does not start with the others of its gang."""
     victims: tuple[VictimCandidate, ...]
 
     @property
@@ -74,7 +74,7 @@ class PreemptionPlan:
 
     @property
     def evicted(self) -> tuple[Victim, ...]:
-        """Return the pods, each once, also of one whose several claims end."""
+        """Return each pod once, also if several of its claims end."""
         by_pod = dict[PodUid, Victim]()
         for victim in (victim for candidate in self.victims for victim in candidate.victims):
             other = by_pod.get(victim.pod)
@@ -91,24 +91,18 @@ class PreemptionPlan:
 
     @property
     def gangs(self) -> set[str]:
-        """Return the gangs of which pods end."""
         return {lease.gang for lease in self.leases if lease.gang}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionLimits:
-    """For example, no plan has two pods of a PodDisruptionBudget that allows one disruption."""
-
     disruption_budgets: Sequence[DisruptionBudget] = ()
     allowance: Allowance = field(
         default_factory=lambda: Allowance(total=1 << 30, per_namespace=1 << 30)
     )
 
     def allow(self, leases: Collection[Lease]) -> bool:
-        """Return whether the pods of all these leases may be evicted.
-
-        The API server evicts no pod that several PodDisruptionBudgets select.
-        """
+        """The API server evicts no pod that several PodDisruptionBudgets select."""
         namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
         pods = namespace_of.keys()
         if len(pods) > self.allowance.total:
@@ -142,10 +136,9 @@ class PlanInput:
     candidates: Sequence[VictimCandidate]
     limits: EvictionLimits = field(default_factory=EvictionLimits)
     ending: Set[PodUid] = frozenset()
-    """Pods that other preemptions end."""
 
     def endables(self) -> list[EndableLease]:
-        """Return the candidates; all of a gang have the tier of the most undesirable one."""
+        """Give all leases of a gang its highest tier."""
         worst = dict[str, EvictionTier]()
         for candidate in self.candidates:
             if needs_others(candidate.lease):
@@ -179,10 +172,7 @@ class PlanInput:
 
 
 def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
-    """Return the cheapest set of leases whose end makes the pod fit on one node, or why none is.
-
-    There is no plan if the pod fits anyway, now or once the leaving pods are gone.
-    """
+    """Return the cheapest leases whose end makes the pod fit on one node, or why none is."""
     node = given.trials.node_as_it_is(request)
     if node is not None:
         return f"it will fit on {node} as it is"
@@ -195,7 +185,7 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
 
 
 def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
-    """Yield plans for a pod, the cheapest first; any of them is enough."""
+    """The cheapest come first."""
     endables = given.endables()
     gangs = given.gangs_among(endables)
     search = RoomSearch(request, given.trials, allows=given.allows, gangs=gangs)
@@ -206,10 +196,10 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
 def plan_for_gang(
     requests: Sequence[PodRequest], needed: int, gang: Gang, given: PlanInput
 ) -> PreemptionPlan | str:
-    """Return few leases whose end makes `needed` of the pods of a gang fit, or why none is.
+    """Return few leases whose end makes `needed` pods of a gang fit, or why none is.
 
-    A gang with a topology gets room in one domain: in any that it requires, or, if it prefers some,
-    anywhere if none of these has room.
+    A gang with a topology gets room in one domain; if it only prefers one, anywhere if none has
+    room.
     """
     endables = given.endables()
     gangs = given.gangs_among(endables)
@@ -231,7 +221,6 @@ def plan_for_gang(
 
 
 def _domains(nodes: Iterable[NodeTotals], keys: Sequence[str]) -> list[list[NodeTotals]]:
-    """Return the nodes by their values of these labels; those that lack one are left out."""
     domains = dict[tuple[str, ...], list[NodeTotals]]()
     for totals in nodes:
         labels = totals.node.facts.labels
@@ -242,13 +231,11 @@ def _domains(nodes: Iterable[NodeTotals], keys: Sequence[str]) -> list[list[Node
 
 @dataclass(eq=False)
 class ClusterSnapshot:
-    """Nodes and pods, read at about one moment."""
-
     nodes: Sequence[NodeTotals]
     pods: Mapping[PodUid, PodSnapshot]
     disruption_budgets: Sequence[DisruptionBudget] = ()
     earlier: ClusterTrials | None = None
-    """Trials of an earlier snapshot, which is not used any more."""
+    """Trials of an earlier snapshot, which must not be used any more."""
 
     @cached_property
     def trials(self) -> ClusterTrials:
@@ -258,7 +245,7 @@ class ClusterSnapshot:
         return trials
 
     def without_start_of(self, id_: str, state: PreemptionState) -> ClusterTrials:
-        """Return trials without the claims of a planned start, which a preemption replaces."""
+        """Leave out the claims of a planned start, which a preemption replaces."""
         own = [start for start in state.starts if start.id == id_]
         leaving = {uid for uid, pod in self.pods.items() if pod.deleting}
         return ClusterTrials(with_claims(self.nodes, (), own), leaving)
@@ -267,7 +254,6 @@ class ClusterSnapshot:
         return any(lease.gang == gang.name for totals in self.nodes for lease in totals.leases)
 
     def gang_sizes(self, ending: Iterable[Lease]) -> dict[str, int]:
-        """Return how many leases the gangs have whose pods end together, for these leases."""
         names = {lease.gang for lease in ending if needs_others(lease)}
         if not names:
             return {}
@@ -286,11 +272,9 @@ def pending_units(
     now: float,
     claims: Mapping[PodUid, ClaimDemand] = MappingProxyType({}),
 ) -> list[WaitingUnit]:
-    """Return the pods and gangs for which leases may be preempted, the best lease class first.
+    """Return the pods and gangs to preempt leases for, the best lease class first.
 
-    Of a gang, all of whose pods start together, at least as many wait as it needs. Pods with
-    required rules about other pods are left out: plans do not count those. `claims` are what pods
-    without GPUs of their own wait for.
+    `claims` are what pods without GPUs of their own wait for.
     """
     open_for = state.preemptors()
     by_id = defaultdict[str, list[WaitingPod]](list)
@@ -337,13 +321,13 @@ def unit_of(
 
 
 def with_devices(pod: WaitingPod, demand: ClaimDemand) -> WaitingPod:
-    """Return a pod as if it requested the devices of its claim by resource names."""
+    """Return a pod as if it requested its claim's devices by resource names."""
     request = demand.added_to(pod.queued.request)
     return replace(pod, queued=replace(pod.queued, request=request))
 
 
 def unreached(unit: WaitingUnit) -> str:
-    """Return why no freed device could help a pod or gang, or an empty text."""
+    """Return why no freed device could help, or an empty text."""
     refused = next((pod.refusal for pod in unit.pods if pod.refusal.permanent), None)
     if unit.claim is not None and not unit.pods[0].was_filtered_out:
         refused = None  # nothing but kube-scheduler has looked at it
@@ -375,7 +359,7 @@ def unreached(unit: WaitingUnit) -> str:
 def pause_text(
     unit: WaitingUnit, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why no more pods are evicted for one with a claim by now, or an empty text."""
+    """Return why no more pods are evicted for a claim by now, or an empty text."""
     if unit.claim is None:
         return ""
     until = no_plan_until(state.evictions, unit.pods[0].queued.pod, rules)
@@ -388,7 +372,6 @@ def pause_text(
 
 
 def has_claims_alone(queued: PodQueued) -> bool:
-    """Return whether a pod waits for devices of ResourceClaims, and for none of its own."""
     return CLAIMS_FIELD in queued.handed_over and not queued.request.containers
 
 
@@ -442,11 +425,7 @@ def limits_of(
 
 
 class PlanRound:
-    """Plans for many pods by one reading of the cluster.
-
-    For example, a thousand pods with equal requests share one search, and take its plans one after
-    the other.
-    """
+    """Plans for many pods by one reading of the cluster: equal requests share one search."""
 
     def __init__(
         self, cluster: ClusterSnapshot, state: PreemptionState, rules: PreemptionRules, now: float
@@ -464,9 +443,9 @@ class PlanRound:
         self._limits = limits_of(cluster, state, rules, now)
 
     def next_plan(self, unit: WaitingUnit, pending: PendingPod) -> PreemptionPlan | None:
-        """Return a plan, of other victims and devices than those before, or None.
+        """Return a plan with other victims and devices than those before, or None.
 
-        None for a gang beside other plans: it gets the first plan of a round.
+        A gang gets only the first plan of a round.
         """
         if unit.gang is not None:
             return None if self._victims else self._plan_for_gang(unit, unit.gang, pending)
@@ -530,5 +509,5 @@ class PlanRound:
 
 
 def requests_of(unit: WaitingUnit, cluster: ClusterSnapshot) -> list[PodRequest]:
-    """Return the requests of the pods, with what repels each from nodes."""
+    """Include what repels each pod from nodes."""
     return [repelled_request(pod.queued, cluster.domains) for pod in unit.pods]

@@ -1,7 +1,7 @@
 """Plans preemptions of leases of namespaces over budget, or of lower priority.
 
-One planner leads at a time. It stores a plan together with the claim on its devices
-(`shared.ledger.preemptions`); binders announce the evictions, evict and hand the devices over.
+The leader stores a plan together with the claim on its devices (`shared.ledger.preemptions`);
+binders carry it out.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ LOOK_S = 1.0
 STEP_S = 0.5
 """Interval of steps while plans are due."""
 IDLE_S = 5.0
-"""And of plans: policies of budgets may demand some."""
+"""Interval of plans while no pod waits: policies of budgets may demand some."""
 PLAN_S = 2.0
 """Interval of plans for pods that wait: shorter ones cost more, and evict sooner."""
 PLAN_S_PER_POD = 0.001
@@ -72,13 +72,11 @@ CHANGED_S = 0.05
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 PLANNING_S = 1.0
-"""Plans are made for so long, or as long as it took until the first was made, with reading the
-cluster; then starts are planned, and plans for the pods that are left follow."""
+"""Plans are made for so long, or as long as it took until the first was made; then starts are
+planned, and plans for the pods that are left follow."""
 AT_ONCE = 16
-"""Plans that are stored side by side, as soon as so many are made."""
 MOST_OPEN = 512
-"""No plan for a pod is made while so many are open: binders read all of them twice a second, and
-each has claims on devices that stay unused until it is carried out."""
+"""Binders read all open plans twice a second, and each claims devices that stay unused."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -103,9 +101,9 @@ class PreemptionPlanner:
         self._pause_s = PLAN_S
         self._planned_for: object = None
         self._trials = ClusterTrials()
-        """Of all rounds: each takes over what has changed since the one before."""
+        """Each round takes over what has changed since the one before."""
         self._left = set[str]()
-        """Pods and gangs that the plans before left out: they come first."""
+        """What the plans before left out comes first."""
 
     @handles
     async def evict_violators(self, events: Sequence[ViolationConfirmed]) -> None:
@@ -150,11 +148,9 @@ class PreemptionPlanner:
 
     @observes
     async def note_refused(self, events: Sequence[PlacementRefused]) -> None:
-        """Plan for a pod as soon as it begins to wait."""
         self._refused.set()
 
     async def wait(self) -> None:
-        """Return once the next step is due: soon, if a pod was refused."""
         if await wait_for_event(self._refused, until_tick(self.step_s)):
             await self.clock.sleep(min(max(0.0, self._wake_at - self.clock.now()), self.step_s))
 
@@ -164,7 +160,6 @@ class PreemptionPlanner:
 
     @loops(wait=lambda planner: planner.wait_for_changes())
     async def publish_changes(self) -> list[PlansChanged]:
-        """Let binders look at the plans once a lease has changed that one may wait for."""
         is_set = self.view.mirror.has_awaited_change.is_set()
         self.view.mirror.has_awaited_change.clear()
         return [PlansChanged()] if is_set else []
@@ -216,7 +211,7 @@ class PreemptionPlanner:
     async def _plan_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
     ) -> bool:
-        """Return whether more is to be planned, for which there was no time or no room."""
+        """Return whether there was no time or no room for some."""
         room = MOST_OPEN - len(state.open)
         if room <= 0:
             return False
@@ -279,7 +274,7 @@ class PreemptionPlanner:
             self._pause_s = PLAN_S
 
     async def _plan_for(self, units: Sequence[WaitingUnit], plans: PlanRound) -> int:
-        """Plan for these pods or gang, and store the plans; return how many were stored.
+        """Return how many plans were stored.
 
         A thread plans, so that a process with several services goes on meanwhile.
         """
@@ -361,7 +356,7 @@ def _plans_for(
 
 
 def pending_pod(unit: WaitingUnit, cluster: ClusterSnapshot) -> PendingPod | None:
-    """Return what counts of a pod, or of the least of a gang; None if one is gone or deleted."""
+    """Return None if a pod is gone or deleted."""
     pods = [cluster.pods.get(pod.queued.pod) for pod in unit.pods]
     there = [pod for pod in pods if pod is not None and not pod.deleting]
     if len(there) < len(pods) or (unit.claim is not None and there[0].node):
@@ -382,7 +377,7 @@ def claiming_pod(unit: WaitingUnit) -> ClaimingPod | None:
 
 
 def reservation_of(unit: WaitingUnit, pod: WaitingPod, placement: Placement) -> Reservation:
-    """Return the request for the lease of a pod, or of the claim that kube-scheduler allocates."""
+    """The lease may be that of its claim."""
     reservation = reservation_for(pod.queued, (placement,))
     if unit.claim is None:
         return reservation

@@ -1,6 +1,6 @@
 """Rules of planning: for which pods leases are preempted, which ones, and how often; pure.
 
-All limits come from the journal of evictions, so every replica applies the same.
+The limits come from the journal of evictions, so every replica applies the same.
 """
 
 from collections import Counter
@@ -29,7 +29,6 @@ MIN_USEFUL_S = 300.0
 """Nothing is preempted for a pod whose own budget is exhausted sooner."""
 _PRECEDENCE = list(PreemptionCause)
 VIOLATION_ID = "violation:"
-"""Prefix of the id of a preemption whose cause is a violation."""
 MAX_VIOLATION_AGE_S = 600.0
 """An older violation is not a cause any more; one that lasts is reported again."""
 BLOCKED_S = 60.0
@@ -54,13 +53,13 @@ DEFAULT_RULES = PreemptionRules()
 
 
 class EvictionTier(NamedTuple):
-    """How undesirable the eviction of one pod is; the pod with the lowest tier is evicted first."""
+    """The pod with the lowest tier is evicted first."""
 
     unowned: bool
     """No controller replaces the pod."""
     cause: int
     overdraft: int
-    """Minus the overdraft of its namespace's budget, in thousandths of the budget."""
+    """Minus the overdraft of its budget, in thousandths."""
     priority: int
 
 
@@ -68,13 +67,12 @@ class EvictionTier(NamedTuple):
 class VictimCandidate:
     lease: Lease
     pods: tuple[PodSnapshot, ...]
-    """Its pod, or all pods that use the ResourceClaim."""
+    """All that use its ResourceClaim."""
     cause: PreemptionCause
     budget: BudgetChanged | None = None
-    """Of its namespace."""
     tier: EvictionTier
     used_gpu_s: float = 0.0
-    """GPU-seconds that it has used, summed over its devices."""
+    """Summed over its devices."""
 
     @property
     def victims(self) -> tuple[Victim, ...]:
@@ -82,13 +80,12 @@ class VictimCandidate:
 
 
 def is_worthwhile(own: BudgetChanged | None, now: float) -> bool:
-    """Return whether the pending pod could run long enough on its own budget."""
+    """Return whether the pod could run long enough on its own budget."""
     exhausted_at = own.exhausted_at if own and lease_class(own) == 0 else None
     return exhausted_at is None or exhausted_at - now >= MIN_USEFUL_S
 
 
 def overdraft_permille(budget: BudgetChanged | None) -> int:
-    """Return how far a budget is overdrawn, in thousandths of it."""
     if budget is None or budget.remaining_units is None or budget.remaining_units >= 0:
         return 0
     allowed = budget.used_units + budget.remaining_units
@@ -96,26 +93,22 @@ def overdraft_permille(budget: BudgetChanged | None) -> int:
 
 
 def owner_key(pod: PodSnapshot) -> str:
-    """Return what a pod has in common with its replacements.
-
-    For example, the UID of a ReplicaSet; `NAMESPACE/NAME` of a pod without a controller.
-    """
+    """Return what a pod has in common with its replacements."""
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
 def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: PreemptionRules) -> float:
-    """Return until when no other pod of an owner is evicted, or 0 if none has been.
+    """Return until when no other pod of an owner is evicted, or 0.
 
-    For example, with a cooldown of 600 s the second eviction begins one of 1,200 s.
+    With a cooldown of 600 s the second eviction begins one of 1,200 s.
     """
     return _pause_after((record for record in past if record.owner == owner), rules)
 
 
 def no_plan_until(past: Iterable[EvictionRecord], pod: PodUid, rules: PreemptionRules) -> float:
-    """Return until when no more pods are evicted for one that waits for a ResourceClaim, or 0.
+    """Return until when no more pods are evicted for a pod with a ResourceClaim, or 0.
 
-    kube-scheduler may choose other devices than those that evictions have freed: each eviction in
-    vain doubles the pause before the next one.
+    kube-scheduler may choose other devices: each eviction in vain doubles the pause.
     """
     return _pause_after((record for record in past if record.for_pod == pod), rules)
 
@@ -131,7 +124,7 @@ def _pause_after(past: Iterable[EvictionRecord], rules: PreemptionRules) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Pods that may be evicted now; open preemptions are deducted."""
+    """Pods that may be evicted now, without those of open preemptions."""
 
     total: int
     per_namespace: int
@@ -163,7 +156,6 @@ def allowance(state: PreemptionState, rules: PreemptionRules, now: float) -> All
 def over_limit(
     namespace: Namespace, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why a violator may not be evicted yet, or an empty text if it may."""
     if allowance(state, rules, now).of(namespace):
         return ""
     return (
@@ -182,11 +174,6 @@ def is_evictable(event: ViolationConfirmed, rules: PreemptionRules, now: float) 
 
 
 class Exclusions:
-    """Why leases are not preempted although there is a cause, by one state of preemptions.
-
-    For example, a pod that is labelled as not preemptible is left out of every plan.
-    """
-
     def __init__(self, state: PreemptionState, rules: PreemptionRules, now: float) -> None:
         self._rules = rules
         self._now = now
@@ -226,7 +213,7 @@ def victim_of(
     lease: Lease | None = None,
     budget: str = "",
 ) -> Victim:
-    """One that violates a rule may have no lease."""
+    """A pod that violates a rule may have no lease."""
     devices = {share.device for share in lease.shares} if lease else set()
     return Victim(
         pod=pod.pod,

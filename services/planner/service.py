@@ -1,8 +1,6 @@
 """The planner: decides what has to end, or to wait, so that other pods can start.
 
-Any number of replicas may run: one leads and plans, and all reply to requests. A plan is stored in
-Redis, where binders find it and carry it out. Nothing waits for the planner but the plans
-themselves.
+One replica leads and plans; all reply to requests.
 """
 
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings(ApiServerSettings, LedgerSettings):
-    """Flags of `python -m services.planner`."""
-
     api_timeout_s: float = setting(
         5.0, "timeout of a request to the API server, in seconds", at_least=0.01
     )
@@ -60,7 +58,6 @@ class PlannerSettings(ApiServerSettings, LedgerSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError for an unknown violation."""
         for reason in self.evict_violators:
             if reason not in set(ViolationReason):
                 reasons = ", ".join(ViolationReason)

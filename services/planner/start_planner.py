@@ -1,8 +1,7 @@
 """Plans starts of pods that wait: devices are claimed where a pod, or a gang, fits earliest.
 
-No pod is evicted: the leases on these devices end by their own terms, and until then only pods that
-end before the start are let onto them. Nothing is claimed for what is only expected, and not soon.
-Binders hand the devices over, and write the Events.
+No pod is evicted: until the leases on these devices end, only pods that end before the start are
+let onto them.
 """
 
 import asyncio
@@ -54,25 +53,22 @@ from shared.runtime.service import Publish
 AGED_S = 3600.0
 """After so long, fair share no longer lets pods of other namespaces come first: none starves."""
 NAMESPACE_STARTS = 2
-"""Starts of one namespace while pods of others wait."""
 PLAN_S = 2.0
 """Interval of plans while pods wait: shorter ones cost more, and find room for starts sooner."""
 PAUSE_FACTOR = 20.0
-"""Length of the pause after plans, in multiples of the time that they took: planning takes at most
-a twentieth of a core."""
+"""In multiples of the time that plans took: planning takes at most a twentieth of a core."""
 MAX_PLAN_S = 30.0
 """Plans without a result double the pause before the next ones up to this."""
 MOST_PASS_S = 5.0
 """After this time, the others are left for the next plans, where they come first."""
 MOST_REPORTS = 4096
-"""Reports that are kept while NATS is away; the oldest are dropped first."""
+"""The oldest are dropped first."""
 
 
 def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
-    """Return what waits in the order in which its starts are planned.
+    """Within a rank, what has waited for `AGED_S` comes first, oldest first.
 
-    What has waited for `AGED_S` comes before others of its rank, oldest first. For example, the
-    third gang of a namespace comes after the first gang of every other one.
+    A namespace's third gang comes after the first of every other.
     """
 
     def rank(unit: WaitingUnit) -> tuple[bool, int]:
@@ -94,7 +90,7 @@ def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
 
 
 def giving_way(unit: WaitingUnit, starts: Iterable[StoredStart]) -> list[StoredStart]:
-    """Return the starts that a pod or gang comes before: of a lower priority, or one too many."""
+    """Return the starts that a unit comes before: of a lower priority, or one too many."""
     others = [start for start in starts if start.id != unit.id]
     ordered = sorted(others, key=lambda start: (-start.priority, start.opened_at))
     has_share = sum(start.namespace == unit.namespace for start in others) >= NAMESPACE_STARTS
@@ -149,7 +145,6 @@ def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
 
 
 def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
-    """Return why a start must be elsewhere, or an empty text."""
     by_name = {totals.node.facts.name: totals.node for totals in nodes}
     for reservation in start.wanted:
         (placement,) = reservation.candidates
@@ -169,10 +164,7 @@ def endless_leases(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd]) -> list[
 
 
 def is_claimed(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float) -> bool:
-    """Return whether devices are claimed for a plan: all that it waits for ends, and soon enough.
-
-    For example, a plan that waits for a lease without a known end is only shown to its pod.
-    """
+    """All that the plan waits for must end, and soon enough."""
     return plan.claims(now) and not endless_leases(plan, ends)
 
 
@@ -203,7 +195,7 @@ class StartReports:
             self._queued.append(report)
 
     async def publish(self) -> None:
-        """Publish what is queued. Raises UnavailableError if NATS is away; then it stays queued."""
+        """Raises UnavailableError if NATS is away; then the reports stay queued."""
         reports = list(self._queued)
         if reports:
             await self._publish(reports)
@@ -214,7 +206,7 @@ class StartReports:
 class WaitEstimate(NamedTuple):
     unit: WaitingUnit
     endless: frozenset[PodUid]
-    """The pods without a known end that would have to end first."""
+    """Pods without a known end that would have to end first."""
     at: float = inf
     """Infinite if no end is in sight."""
 
@@ -225,10 +217,7 @@ class WaitEstimate(NamedTuple):
 
 @dataclass(eq=False)
 class WaitEstimates:
-    """Pods and gangs without a start: what is shown to them, until it is no longer so.
-
-    It is shown again only if the expected time is quite another.
-    """
+    """What is shown to pods and gangs without a start, until the expected time is quite another."""
 
     reports: StartReports
 
@@ -260,13 +249,12 @@ class WaitEstimates:
         self.reports.add(outlook.shown_to, decision, text, once=True)
 
     def take_back(self, id_: str, waiting: Container[PodUid]) -> None:
-        """Remove it from the conditions of those of its pods that wait; its Event stays."""
+        """Its Event stays."""
         shown = self.shown.pop(id_, None)
         pods = [pod for pod in shown.shown_to if pod.pod in waiting] if shown else []
         self.reports.add(pods, StartDecision.WITHDRAWN, "")
 
     def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid], now: float) -> None:
-        """Take back what is no longer so of pods and gangs that were not tried."""
         current = {unit.id for unit in units if self.holds(unit, now)}
         for id_ in self.shown.keys() - current:
             self.take_back(id_, waiting)
@@ -280,7 +268,7 @@ class StartPlanner:
     reports: StartReports
     clock: Clock
     after_s: float = RESERVE_AFTER_S
-    """How long a pod without a gang waits before its start is planned; 0: none is."""
+    """Seconds that a pod without a gang waits before its start is planned; 0 turns this off."""
     most: int = 1
 
     def __post_init__(self) -> None:
@@ -292,7 +280,7 @@ class StartPlanner:
         self._planned_for: object = None
         self._outlooks = WaitEstimates(self.reports)
         self._stored = dict[str, tuple[PodUid, ...]]()
-        """By ID, the pods of the starts that were stored when plans were made last."""
+        """By ID, the pods of the starts when plans were made last."""
 
     @property
     def has_shown(self) -> bool:

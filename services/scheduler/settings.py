@@ -19,14 +19,12 @@ S = TypeVar("S", bound=ServiceSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings(LedgerSettings):
-    """Which services run, with what all of them have in common."""
-
     services: tuple[str, ...] = setting(
         SERVICES, "the services to run, each with its own flags, too", one_of=SERVICES
     )
 
     def checked(self) -> tuple[str, ...]:
-        """Return the services. Raises RequestError if there are none."""
+        """Raises RequestError if there are none."""
         if not self.services:
             raise RequestError(f"--services: none is named; choose from {','.join(SERVICES)}")
         return tuple(dict.fromkeys(self.services))
@@ -36,7 +34,7 @@ KINDS = (SchedulerSettings, WatcherSettings, PlacerSettings, PlannerSettings, Bi
 
 
 def settings_of(service: str, settings: S) -> S:
-    """Return the settings of one service: of a directory of credentials, the file of its name."""
+    """Of a directory of credentials, take the file with the service's name."""
     credentials: dict[str, Any] = {
         name: path / service
         for name in ("nats_credentials", "redis_credentials")

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
+from services.watcher.kept_objects import Room
 from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
 from shared.model.devices.node import HOSTNAME
@@ -42,11 +43,10 @@ V = TypeVar("V")
 
 
 MOST_STORED = 200_000
-"""Claims, and volumes, that are kept: a claim and its volume take about 2.3 KiB."""
+"""A claim and its volume take about 2.3 KiB."""
 MOST_OF_NAMESPACE = 50_000
-"""Claims of one namespace that are kept."""
+"""A volume is of the namespace of its claim."""
 MOST_GIVEN_UP = 8
-"""Nodes that are remembered for a claim: the newest ones."""
 
 
 class StorageKind(StrEnum):
@@ -58,13 +58,6 @@ class StorageKind(StrEnum):
     CSI_NODE = "CSINodes"
 
 
-TOO_MANY = {
-    StorageKind.CLAIM: f"the watcher keeps at most {MOST_STORED} PersistentVolumeClaims, and "
-    f"{MOST_OF_NAMESPACE} of a namespace: delete those that are not needed, and restart it",
-    StorageKind.VOLUME: f"the watcher keeps at most {MOST_STORED} PersistentVolumes: delete those "
-    "that are not needed, and restart it",
-}
-
 StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 
 
@@ -72,35 +65,32 @@ StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 class StorageChanges:
     kind: StorageKind
     changed: tuple[tuple[ClaimKey, StorageObject | None], ...] = ()
-    """By namespace (or an empty text) and name; None if it was deleted, or decides nothing."""
+    """None if it was deleted, or decides nothing."""
     synced: bool = False
     unreadable: str = ""
 
 
 class ClaimedStorage:
-    """All claims and volumes, and the pods that use the claims.
-
-    A pod with claims waits until all kinds are listed; one that cannot be read is its reason.
-    """
+    """A pod with claims waits until all kinds are listed, and while one cannot be read."""
 
     def __init__(self) -> None:
         self.storage = Storage()
         self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
         self.limited: frozenset[str] = frozenset()
-        """CSI drivers that can attach only so many volumes to some node."""
+        """CSI drivers that limit how many volumes some node attaches."""
         self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
-        """By node: its pods with claims."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
-        """Nodes that were selected for claims, and for which no volume was provisioned."""
-        self._of_namespace = Counter[str]()
-        """Claims that are kept, by namespace."""
-        self.left_out: set[StorageKind] = set()
-        """Kinds of which not all objects are kept."""
+        """Nodes that were selected, and where no volume was provisioned."""
+        self.rooms = {
+            kind: Room(kind, most=MOST_STORED, most_of_namespace=MOST_OF_NAMESPACE)
+            for kind in (StorageKind.CLAIM, StorageKind.VOLUME, StorageKind.CAPACITY)
+        }
+        """Administrators create the other kinds, or there is one for each node."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
     def apply(self, changes: StorageChanges) -> set[ClaimKey] | None:
-        """Apply changes; return the claims that they concern, or None if it may be any."""
+        """Return the claims that the changes concern, or None if it may be any."""
         kind = changes.kind
         was_listed = kind in self._listed
         if changes.unreadable:
@@ -125,47 +115,41 @@ class ClaimedStorage:
         match kind:
             case StorageKind.VOLUME:
                 volume = stored if isinstance(stored, Volume) else None
-                if name in storage.volumes or len(storage.volumes) < MOST_STORED:
-                    storage.put_volume(name, volume)
-                elif volume is not None:
-                    self.left_out.add(kind)
+                storage.put_volume(name, self._kept(kind, key, storage.volumes.get(name), volume))
             case StorageKind.CLAIM:
-                self._put_claim(key, stored if isinstance(stored, Claim) else None)
+                before = storage.claims.get(key)
+                claim = stored if isinstance(stored, Claim) else None
+                claim = self._kept(kind, key, before, claim)
+                self._note_given_up(key, before, claim)
+                _set(storage.claims, key, claim)
             case StorageKind.CLASS:
                 _set(storage.classes, name, stored if isinstance(stored, StorageClass) else None)
             case StorageKind.DRIVER:
                 _set(storage.drivers, name, stored if isinstance(stored, Driver) else None)
             case StorageKind.CAPACITY:
-                _set(storage.capacities, key, stored if isinstance(stored, Capacity) else None)
+                capacity = stored if isinstance(stored, Capacity) else None
+                capacity = self._kept(kind, key, storage.capacities.get(key), capacity)
+                _set(storage.capacities, key, capacity)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
 
-    def _put_claim(self, key: ClaimKey, claim: Claim | None) -> None:
-        claims = self.storage.claims
-        namespace, _ = key
-        before = claims.get(key)
-        self._note_given_up(key, before, claim)
-        if claim is None or before is not None:
-            _set(claims, key, claim)
-            self._of_namespace[namespace] -= before is not None and claim is None
-            if not self._of_namespace[namespace]:
-                del self._of_namespace[namespace]
-        elif len(claims) < MOST_STORED and self._of_namespace[namespace] < MOST_OF_NAMESPACE:
-            claims[key] = claim
-            self._of_namespace[namespace] += 1
-        else:
-            self.left_out.add(StorageKind.CLAIM)
+    def _kept(self, kind: StorageKind, key: ClaimKey, before: V | None, now: V | None) -> V | None:
+        """Return an object if there is room for it, in place of `before`."""
+        room = self.rooms[kind]
+        if before is not None:
+            room.release(_namespace_of(key, before), before)
+        return now if now is not None and room.admits(_namespace_of(key, now), now) else None
 
     def _unkept(self, pod: ObservedPod) -> str:
-        """Return why a claim or a volume of the pod may exist and is not kept, or an empty text."""
-        if not self.left_out:
-            return ""
         claims = [self.storage.claims.get(key) for key in pod.claim_keys]
-        if StorageKind.CLAIM in self.left_out and None in claims:
-            return f"its claim does not exist, or is not kept: {TOO_MANY[StorageKind.CLAIM]}"
+        room = self.rooms[StorageKind.CLAIM]
+        if pod.namespace in room.left_out and None in claims:
+            return f"its claim does not exist, or is not kept: {room.text}"
         names = {claim.volume for claim in claims if claim is not None and claim.volume}
-        if StorageKind.VOLUME in self.left_out and not names <= self.storage.volumes.keys():
-            return f"its volume does not exist, or is not kept: {TOO_MANY[StorageKind.VOLUME]}"
+        room = self.rooms[StorageKind.VOLUME]
+        is_complete = room.left_out.isdisjoint((pod.namespace, ""))
+        if not is_complete and not names <= self.storage.volumes.keys():
+            return f"its volume does not exist, or is not kept: {room.text}"
         return ""
 
     def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
@@ -177,7 +161,7 @@ class ClaimedStorage:
             self._given_up[key] = (*others, node)[-MOST_GIVEN_UP:]
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[ClaimKey]:
-        """Count pods that use claims on a node; return the claims whose users have changed."""
+        """Return the claims whose users have changed."""
         changed: set[ClaimKey] = set()
         for pod, is_there in ((before, False), (now, True)):
             if pod is None or pod.node is None or pod.is_terminated:
@@ -203,15 +187,15 @@ class ClaimedStorage:
     def attachable(self, node: NodeName) -> dict[str, int]:
         """Return how many volumes can be attached to a node, as resources by driver.
 
-        A driver that limits them on other nodes only has the largest amount here.
+        A driver that limits only other nodes has the largest amount.
         """
         limits = self.storage.limits.get(node, NO_LIMITS).by_driver
         return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
 
     def attached(self, node: NodeName) -> dict[str, int]:
-        """Return how many more volumes are attached to a node than leases count there.
+        """Return how many more volumes are attached than leases count there.
 
-        Each volume counts once, so the number is negative where pods with leases share volumes.
+        The number is negative where pods with leases share volumes.
         """
         if not self.limited or len(self._listed) < len(StorageKind):
             return {}
@@ -237,10 +221,7 @@ class ClaimedStorage:
     ) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
-        A pod that has to wait for its claims is returned with the reason as a requirement. It
-        prefers nodes for which no volume of its claims has failed to be provisioned. Of a gang, it
-        has to be on one node with the pods that use the same claims (`shared`), if one of these
-        claims can be mounted by one node only.
+        Pods of a gang that share a claim for one node have to be on one node.
         """
         if pod.request is None:
             return pod
@@ -284,7 +265,6 @@ class ClaimedStorage:
         return structs.replace(pod, request=request)
 
     def _other_nodes(self, claims: Iterable[ClaimKey]) -> list[PreferredTerm]:
-        """Return terms that prefer nodes for which no volume has failed to be provisioned."""
         terms: list[PreferredTerm] = []
         for key in sorted(claims):
             names = self._given_up.get(key)
@@ -292,6 +272,13 @@ class ClaimedStorage:
                 term = NodeTerm(key="metadata.name", operator="NotIn", values=names, field=True)
                 terms.append((ALL_PERCENT, (term,)))
         return terms
+
+
+def _namespace_of(key: ClaimKey, stored: object) -> str:
+    if isinstance(stored, Volume):
+        return stored.reserved_for.namespace if stored.reserved_for else ""
+    namespace, _ = key
+    return namespace
 
 
 def _set(objects: dict[K, V], key: K, value: V | None) -> None:
@@ -302,7 +289,6 @@ def _set(objects: dict[K, V], key: K, value: V | None) -> None:
 
 
 def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
-    """Return the gang with the label of one node, if a pod of it shares a claim of one node."""
     if gang is None or not claim:
         return gang
     topology = tuple(dict.fromkeys((*gang.required_topology, HOSTNAME)))
@@ -310,7 +296,7 @@ def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
 
 
 def _waiting(pod: ObservedPod, reason: str) -> ObservedPod:
-    """Return a pod that no node fits, so that it is among the waiting pods with its reason."""
+    """Return a pod that fits no node, so that it is listed with its reason."""
     if pod.request is None:
         return pod
     requirements = structs.replace(pod.request.node_requirements, waits_for=cut(reason))

@@ -1,9 +1,7 @@
 """Pods of other schedulers that wait for ResourceClaims of our DeviceClasses; pure.
 
-A pod counts while one of its claims is for our devices, once its scheduler has a reason why it
-waits, or does not respond: one that gets a node at once is not published. Kept are the pods that
-have claims and no node, and the claims that may decide: those without an allocation, and those with
-one of ours.
+A pod counts once its scheduler has a reason why it waits, or does not respond: a pod that gets a
+node at once is not published.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +9,8 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from services.watcher.pod_tracker import is_in_shard, terminated_event
+from services.watcher.kept_objects import Room
+from services.watcher.pod_tracker import EndedWaits, is_in_shard, terminated_event
 from shared.kubernetes.resource_claims import ApiResourceClaim
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.pod_events import PodHandedOver, PodTerminated
@@ -20,10 +19,10 @@ from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod, queued_elsewhere
 
 MOST_OF_NAMESPACE = 500
-"""Pods of a namespace that are published at a time: those of the highest priority, then the
-oldest. The others follow as these get nodes or end."""
+"""Those of the highest priority, then the oldest, are published."""
 MOST_CLASSES = 8
-"""DeviceClasses of a claim that are looked at."""
+MOST_CLAIMS = 200_000
+MOST_CLAIMS_OF_NAMESPACE = 50_000
 
 ClaimingEvent = PodHandedOver | PodTerminated
 
@@ -33,20 +32,16 @@ class ClaimUpdate(NamedTuple):
     namespace: Namespace
     name: str
     allocation: AllocatedClaim | None
-    """Of our devices; None if there is none, or if the claim was deleted."""
     classes: frozenset[str] = frozenset()
-    """The DeviceClasses that it requests; none of one that was allocated or deleted."""
 
 
 class _Claim(NamedTuple):
     claim: PodUid
     classes: frozenset[str]
     has_ours: bool
-    """It has an allocation of our devices."""
 
 
 def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
-    """Return the DeviceClasses of a claim without an allocation."""
     if claim.status.allocation is not None:
         return frozenset()
     classes = (device.device_class_name for _, device in claim.spec.devices)
@@ -56,23 +51,24 @@ def requested_classes(claim: ApiResourceClaim) -> frozenset[str]:
 class ClaimingPods:
     def __init__(self) -> None:
         self.changed: set[Namespace] = set()
-        """Namespaces of which `update` may return events."""
         self.published: dict[PodUid, ObservedPod] = {}
-        """The pods that count, as they were published last."""
+        """As they were published last."""
+        self.ended_waits = EndedWaits()
         self._waiting: dict[Namespace, dict[PodUid, ObservedPod]] = {}
         self._by_namespace: dict[Namespace, set[PodUid]] = {}
-        """The published pods."""
         self._ended: dict[PodUid, ObservedPod] = {}
-        """Published pods that were deleted, or have ended, and are not published as such yet."""
+        """Their end is not published yet."""
         self._untried: set[PodUid] = set()
         """Pods without a reason at the last call of `note_untried` ..."""
         self._ignored: set[PodUid] = set()
         """... and at the call before it."""
         self._claims: dict[Namespace, dict[str, _Claim]] = {}
+        self.room = Room(
+            "ResourceClaims", most=MOST_CLAIMS, most_of_namespace=MOST_CLAIMS_OF_NAMESPACE
+        )
         self._classes: set[str] = set()
 
     def observe(self, batch: Iterable[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
-        """Note pods as they are and as they were; those without claims cost two comparisons."""
         for now, before in batch:
             if now is not None and now.awaited is not None:
                 self._waiting.setdefault(now.namespace, {})[now.pod] = now
@@ -87,18 +83,28 @@ class ClaimingPods:
         for update in updates:
             claims = self._claims.setdefault(update.namespace, {})
             before = claims.get(update.name)
+            now = before
             has_ours = update.allocation is not None
             if update.classes or has_ours:
-                claims[update.name] = _Claim(update.claim, update.classes, has_ours)
+                now = _Claim(update.claim, update.classes, has_ours)
             elif before is not None and before.claim == update.claim:
-                del claims[update.name]
-            if update.namespace in self._waiting and claims.get(update.name) != before:
-                self.changed.add(update.namespace)
+                now = None
+            if now != before:
+                self._put_claim(update.namespace, update.name, now)
             if not claims:
                 del self._claims[update.namespace]
 
+    def _put_claim(self, namespace: Namespace, name: str, now: _Claim | None) -> None:
+        claims = self._claims[namespace]
+        before = claims.pop(name, None)
+        if before is not None:
+            self.room.release(namespace, before)
+        if now is not None and self.room.admits(namespace, now):
+            claims[name] = now
+        if namespace in self._waiting:
+            self.changed.add(namespace)
+
     def update_classes(self, changes: Mapping[str, bool]) -> None:
-        """Note which DeviceClasses are for our devices, of those that changed."""
         before = frozenset(self._classes)
         self._classes.update(name for name, is_ours in changes.items() if is_ours)
         self._classes.difference_update(name for name, is_ours in changes.items() if not is_ours)
@@ -119,7 +125,6 @@ class ClaimingPods:
         self._ignored = ignored
 
     def update(self) -> list[ClaimingEvent]:
-        """Return the events of pods that wait now, wait for another reason, or wait no longer."""
         namespaces = self.changed
         self.changed = set()
         return [event for name in namespaces for event in self._update(name)]
@@ -135,11 +140,16 @@ class ClaimingPods:
         for uid in sorted(self._by_namespace.pop(namespace, set()) - waiting.keys()):
             last = self.published.pop(uid)
             ended = self._ended.pop(uid, None)
-            yield terminated_event(ended) if ended else _event_of(last, waits=False)
+            yield (
+                terminated_event(ended)
+                if ended
+                else self.ended_waits.add(_event_of(last, waits=False))
+            )
         for uid, pod in waiting.items():
             before = self.published.get(uid)
             if before is None or _shown(before) != _shown(pod):
                 self.published[uid] = pod
+                self.ended_waits.discard(uid)
                 yield _event_of(pod)
         if waiting:
             self._by_namespace[namespace] = set(waiting)
@@ -177,5 +187,4 @@ def _place(pod: ObservedPod) -> tuple[int, float, PodUid]:
 
 
 def _shown(pod: ObservedPod) -> tuple[PodRequest | None, str]:
-    """Return what of a pod is published again when it changes."""
     return pod.request, pod.reason

@@ -13,17 +13,15 @@ from shared.pods.observed_pod import ObservedPod
 
 
 class NodeTracker:
-    """Nodes, with the usage of their pods without a lease."""
-
     def __init__(self, pods: PodTracker) -> None:
         self.pods = pods
         self.observed: dict[NodeName, NodeFacts] = {}
         self.published: dict[NodeName, NodeFacts] = {}
         self._revisions: dict[NodeName, int] = {}
         self.revision: int | None = None
-        """Highest resource version of the watch, 0 if unknown, or None before the first list."""
+        """0 if unknown, None before the first list."""
         self.revisions_forgotten = False
-        """The next `resync` has no revisions, so that it replaces states of higher ones."""
+        """The next `resync` replaces states with higher ones."""
 
     def update(self, node: NodeFacts, revision: int) -> list[NodeChanged]:
         self.observed[node.name] = node
@@ -31,7 +29,6 @@ class NodeTracker:
         return self._publish_changed([node.name])
 
     def remove(self, name: NodeName, revision: int) -> list[NodeChanged]:
-        """Remove a deleted node; `revision` is that of its deletion."""
         self.observed.pop(name, None)
         self._revisions.pop(name, None)
         last = self.published.pop(name, None)
@@ -40,7 +37,7 @@ class NodeTracker:
         return [NodeChanged(node=last, deleted=True, revision=NodeRevision(revision))]
 
     def unknown_resources(self, pod: ObservedPod) -> list[PodRejected]:
-        """Return the event of another scheduler's pod that requests GPUs as no node has them."""
+        """Reject another scheduler's pod that requests GPUs as no node has them."""
         if pod.ours or pod.node or pod.has_ended or self.revision is None:
             return []
         texts = [
@@ -62,7 +59,6 @@ class NodeTracker:
         return self._publish_changed(changed)
 
     def resync(self) -> list[NodeChanged | NodesListed]:
-        """Return an event for every node, and one with the names of all."""
         self.published.clear()
         changes = self._publish_changed(list(self.observed))
         if self.revisions_forgotten:
@@ -72,7 +68,6 @@ class NodeTracker:
         return [*changes, *listed]
 
     def listed(self) -> list[NodesListed]:
-        """Return an event with the names of all nodes, or none before the first list."""
         if self.revision is None:
             return []
         revision = 0 if self.revisions_forgotten else self.revision
@@ -90,18 +85,15 @@ class NodeTracker:
 
 
 class ForeignDeviceTracker:
-    """Devices that another device plugin registered."""
-
     def __init__(self) -> None:
         self.published: dict[NodeName, DevicesRegistered] = {}
         self._unreported: set[NodeName] = set()
-        """Nodes without a report when they were last observed."""
 
     def update(self, name: NodeName, report: DevicesRegistered | None) -> list[DevicesRegistered]:
-        """Update a node's report, which is None if the node has our agent.
+        """`report` is None if the node has our agent.
 
-        A node that never had devices is not published. One that lost them is, with none, and so is
-        one that our agent reported before.
+        A node that never had devices is not published; one that lost them is, and so is one that
+        our agent reported before.
         """
         if report is None:
             self.published.pop(name, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
+from services.watcher.kept_objects import Room
 from shared.dialects.gang_topologies import KUEUE_REQUIRED, NO_TOPOLOGY
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.types import (
@@ -29,24 +30,25 @@ HYPER_NODES = (
 )
 
 
+MOST_GROUPS = 100_000
+MOST_OF_NAMESPACE = 20_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownGroup:
     min_member: int
-    """0: its pods start one by one."""
+    """With 0, its pods start one by one."""
     priority: int | None = None
-    """Of its pods, in place of their own."""
+    """In place of the pods' own."""
     required_topology: tuple[str, ...] = ()
-    """Labels of nodes of which all its pods share the values."""
+    """All pods share these labels' values of their nodes."""
     error: str = ""
     metadata: ObjectMeta = NO_METADATA
     scheduled: PodGroupCondition = NO_CONDITION
 
 
 def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
-    """Return what a PodGroup asks for.
-
-    https://kubernetes.io/docs/concepts/workloads/workload-api/
-    """
+    """https://kubernetes.io/docs/concepts/workloads/workload-api/."""
     meta = group.metadata
     spec = group.spec
     if kind is not PodGroupKind.KUBERNETES:
@@ -85,45 +87,43 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
 class PodGroupChanges:
     kind: PodGroupKind
     groups: tuple[tuple[str, KnownGroup | None], ...] = ()
-    """By `namespace/name`; None if it was deleted."""
+    """By `namespace/name`, None if it was deleted."""
     synced: bool = False
     absent: bool = False
-    """The API server does not know the kind: names of such groups have no meaning."""
     unreadable: str = ""
     path: str = ""
 
 
 class PodGroupIndex:
-    """PodGroups by kind.
-
-    A pod whose PodGroup is missing waits for it, as with the schedulers that define these
-    PodGroups. Where the kind itself is missing, none can be created, and pods are placed one by
-    one.
-    """
+    """A pod whose PodGroup is missing waits for it; where the kind is missing, it does not."""
 
     def __init__(self) -> None:
         self.paths: dict[PodGroupKind, str] = {}
+        self.rooms = {kind: _room_for(kind) for kind in PodGroupKind}
         self._groups: dict[PodGroupKind, dict[str, KnownGroup]] = {}
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
         self._placed_elsewhere: Counter[str] = Counter()
-        """By group: pods that other schedulers have placed."""
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
-        """Apply changes; return the names of affected groups, or None for all of the kind."""
+        """Return the names of affected groups, or None for all of the kind."""
         kind = changes.kind
         groups = self._groups.setdefault(changes.kind, {})
         if changes.absent or changes.unreadable:
             self._unreadable[kind] = changes.unreadable
             groups.clear()
+            self.rooms[kind] = _room_for(kind)
             self._listed.add(kind)
             return None
         self.paths[kind] = changes.path
         changed = {name for name, group in changes.groups if groups.get(name) != group}
+        room = self.rooms[kind]
         for name, group in changes.groups:
-            if group is None:
-                groups.pop(name, None)
-            else:
+            namespace, _, _ = name.partition("/")
+            before = groups.pop(name, None)
+            if before is not None:
+                room.release(namespace, before)
+            if group is not None and room.admits(namespace, group):
                 groups[name] = group
         if not changes.synced:
             return changed
@@ -135,7 +135,7 @@ class PodGroupIndex:
         return self._groups.get(kind, {}).get(name)
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[str]:
-        """Count pods that other schedulers place; return the groups whose count changed."""
+        """Return the groups whose count of pods changed."""
         group, former = (pod.placed_elsewhere if pod else "" for pod in (now, before))
         if group == former:
             return set()
@@ -146,7 +146,6 @@ class PodGroupIndex:
         return {group, former} - {""}
 
     def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
-        """Return kinds that are not installed, and that a pending pod names."""
         return frozenset(
             pod.group.kind
             for pod in pods
@@ -155,14 +154,12 @@ class PodGroupIndex:
         )
 
     def await_list(self, kind: PodGroupKind) -> None:
-        """Make pods wait for the list of a kind that was installed."""
         self._listed.discard(kind)
 
     def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
-        """Return the pod with its gang or with an error, or None if the gang is not known yet.
+        """Return the pod with its gang or an error, or None if the gang is not known yet.
 
-        For example, a pod of a PodGroup with `minMember: 4`, of which another scheduler has placed
-        one, gets a gang of 3. A pod without a group is returned unchanged.
+        Of `minMember: 4`, with one pod placed by another scheduler, it is a gang of 3.
         """
         named = pod.group
         if named is None or pod.request is None:
@@ -176,13 +173,19 @@ class PodGroupIndex:
             return self._in_gang(pod, named.name, KnownGroup(min_member=0, error=error))
         group = self.get(named.kind, named.name)
         if group is None:
-            namespace, _, name = named.name.partition("/")
-            return _with_error(
-                pod,
-                f"the pod belongs to PodGroup {name} ({named.kind}), which does not exist in "
-                f"namespace {namespace}: create the PodGroup, or remove its name from the pod",
-            )
+            return _with_error(pod, self._missing(named.kind, named.name))
         return self._in_gang(pod, named.name, group)
+
+    def _missing(self, kind: PodGroupKind, name: str) -> str:
+        namespace, _, group = name.partition("/")
+        what = (
+            f"the pod belongs to PodGroup {group} ({kind}), which does not exist in namespace "
+            f"{namespace}"
+        )
+        room = self.rooms[kind]
+        if namespace in room.left_out:
+            return f"{what}, or is not kept: {room.text}"
+        return f"{what}: create the PodGroup, or remove its name from the pod"
 
     def _in_gang(self, pod: ObservedPod, name: str, group: KnownGroup) -> ObservedPod:
         if group.error or pod.request is None:
@@ -207,6 +210,10 @@ class PodGroupIndex:
         except RequestError as error:
             return _with_error(pod, str(error))
         return structs.replace(pod, request=request)
+
+
+def _room_for(kind: PodGroupKind) -> Room:
+    return Room(f"podgroups.{kind}", most=MOST_GROUPS, most_of_namespace=MOST_OF_NAMESPACE)
 
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:

@@ -10,17 +10,17 @@ from shared.runtime.span_attributes import NAMESPACE, NODE, POD_NAME, POD_UID, R
 from shared.runtime.telemetry import REVIEW, ROOT, Tracing
 
 WHOLE = "start pod"
-"""From its review, or its creation, until its containers run."""
+"""From its review, or else its creation, until its containers run."""
 WAIT = "wait for capacity"
 START = "start containers"
 _MOST_REASONS = 20
 _SKEW_NS = 60_000_000_000
-"""Times of a review that differ more from the pod's creation are not believed."""
+"""A review further from the pod's creation is not believed."""
 
 
 @dataclass(slots=True)
 class _Start:
-    """A pod whose containers do not run yet; times are in ns, 0 if it is not bound."""
+    """Times are in ns, 0 if the pod is not bound."""
 
     began: int
     bound: int = 0
@@ -28,8 +28,6 @@ class _Start:
 
 
 class PodSpans:
-    """Records the spans of pods from what the watcher observes anyway."""
-
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._starting: dict[PodUid, _Start] = {}

@@ -34,7 +34,6 @@ UNEXPLAINED_CALLS = 3
 MOST_UNEXPLAINED_CALLS = 8 * UNEXPLAINED_CALLS
 """... and in the end each time that so many have passed."""
 RESYNC_SHARDS = 24
-"""Pods with a known reason to wait are published again in this many rounds."""
 
 
 FIRST_PAUSE_S = 0.5
@@ -46,22 +45,18 @@ FORGET_S = 20.0
 
 
 class BindingBackoff:
-    """Pods whose bindings fail again and again: each attempt costs the API server requests.
-
-    Reservations that expire while no binder or agent runs take longer than `FORGET_S`: their pods
-    do not count.
-    """
+    """Pods whose bindings fail again and again: each attempt costs the API server requests."""
 
     def __init__(self) -> None:
         self._pauses: dict[PodUid, tuple[float, float]] = {}
-        """The last pause in seconds, and when it ends."""
+        """Seconds of the last pause, and its end."""
         self._waiting: set[PodUid] = set()
 
     def add(self, pods: Iterable[PodUid], now: float) -> list[PodUid]:
-        """Add pods whose binding failed; return those for which this is the first time.
+        """Return pods that fail for the first time; `due` returns the others after their pauses.
 
-        `due` returns the others after their pauses. For example, of a pod whose Binding fails three
-        times within seconds, `add` returns the first failure, and `due` the pod after 1 s and 2 s.
+        Of a pod whose Binding fails three times within seconds, `add` returns the first failure,
+        and `due` the pod after 1 s and 2 s.
         """
         first: list[PodUid] = []
         for pod in pods:
@@ -87,49 +82,64 @@ class BindingBackoff:
         return ended
 
 
-class PodTracker:
-    """Pods that wait, and the usage of nodes by pods without a lease."""
+class EndedWaits:
+    """Repeats that a pod waits no longer, since an earlier event that it waits may arrive later."""
 
+    def __init__(self) -> None:
+        self._new: dict[PodUid, PodHandedOver] = {}
+        self._due: dict[PodUid, PodHandedOver] = {}
+
+    def add(self, event: PodHandedOver) -> PodHandedOver:
+        self._new[event.queued.pod] = event
+        return event
+
+    def discard(self, pod: PodUid) -> None:
+        self._new.pop(pod, None)
+        self._due.pop(pod, None)
+
+    def take_due(self) -> list[PodHandedOver]:
+        """Return the events that were added before the last call."""
+        due = list(self._due.values())
+        self._due = self._new
+        self._new = {}
+        return due
+
+
+class PodTracker:
     def __init__(self) -> None:
         self.pending: dict[PodUid, ObservedPod] = {}
         self.budget_gated: dict[PodUid, ObservedPod] = {}
         self.handed_over: dict[PodUid, ObservedPod] = {}
-        """Pods that wait for kube-scheduler."""
+        self.ended_waits = EndedWaits()
         self._unexplained: dict[PodUid, int] = {}
-        """By pod: calls of `resync_unexplained` in a row that saw no reason."""
+        """Calls of `resync_unexplained` in a row that saw no reason."""
         self.groups = PodGroupIndex()
         self._grouped: dict[PodUid, ObservedPod] = {}
-        """Pending pods that name a group, as observed: without their gang."""
+        """As observed, without their gang."""
         self._members: dict[str, set[PodUid]] = {}
-        """By group."""
         self.changed_groups: set[str] = set()
-        """Groups of which other schedulers have placed more or fewer pods."""
+        """Other schedulers have placed more or fewer of their pods."""
         self.storage = ClaimedStorage()
         self._claiming: dict[PodUid, ObservedPod] = {}
-        """Pending pods with PersistentVolumeClaims, as observed: without what these need."""
+        """As observed, without what their PersistentVolumeClaims need."""
         self._sharers: dict[tuple[str, ClaimKey], set[PodUid]] = {}
-        """By group and claim: the pending pods of the group that use the claim."""
         self.changed_claims: set[ClaimKey] | None = set()
-        """Claims that changed, or whose users did, since `update_claiming`; None: perhaps all."""
+        """Since `update_claiming`; None if it may be any."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.reservations: dict[NodeName, Counter[str]] = {}
-        """By node: how many pods reserve its GPUs for another scheduler, by their namespace."""
+        """Pods that reserve its GPUs for another scheduler, by namespace."""
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
-        """By node: how many pods have a term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
-        """By node: pods with required anti-affinity that may have a lease."""
+        """Pods with required anti-affinity that may have a lease."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
         self.observed: dict[PodUid, ObservedPod] = {}
         self.selected = SelectedPods()
         self.changed_nodes: set[NodeName] = set()
-        """Nodes that changed since `NodeTracker.update_usage`."""
+        """Since `NodeTracker.update_usage`."""
         self.limits_have_changed = False
-        """Other drivers limit their volumes than at the last `NodeTracker.update_usage`: all nodes
-        change."""
         self.has_urgent_changes = False
-        """Nodes in `changed_nodes` repel other pods than before."""
         self.revision = 0
-        """Highest resource version of the observed pods; 0 if unknown."""
+        """Highest resource version, 0 if unknown."""
 
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
         self._count(before, -1)
@@ -146,7 +156,7 @@ class PodTracker:
         waited = self.handed_over.get(now.pod)
         self._remove_pending(now.pod)
         if waited is not None and now.node and not _requests_gpus(waited):
-            return [replace(handed_over_event(waited), bound=True)]
+            return [self.ended_waits.add(replace(handed_over_event(waited), bound=True))]
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
             return [] if is_published else [_gated_event(now)]
@@ -164,7 +174,6 @@ class PodTracker:
         return [terminated_event(last)] if last.ours and not last.is_terminated else []
 
     def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
-        """Apply changed labels of namespaces, None of a deleted one."""
         before = dict(self.namespaces)
         for name, labels in changes.items():
             if labels is None:
@@ -180,30 +189,32 @@ class PodTracker:
             self.selected.update_namespaces(self.namespaces, self.observed, self.pending)
 
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
-        """Return the events for pending pods that name changed PodGroups.
-
-        They carry `generation`, since the pods themselves have not changed.
-        """
+        """Return events with `generation`, since the pods themselves have not changed."""
         names = self.groups.apply(changes)
+        if names is None:
+            pods = list(self._grouped.values())
+        else:
+            pods = [pod for name in sorted(names) for pod in self._pods_of_group(name)]
         return [
             event
-            for pod in list(self._grouped.values())
+            for pod in pods
             if pod.group and pod.group.kind is changes.kind
-            if names is None or pod.group.name in names
             for event in self._update_pending(pod, requeue_number=-generation)
         ]
+
+    def _pods_of_group(self, name: str) -> list[ObservedPod]:
+        return [self._grouped[pod] for pod in sorted(self._members.get(name, ()))]
 
     def update_members(self, generation: int) -> list[PodEvent]:
         names, self.changed_groups = self.changed_groups, set()
         return [
             event
             for name in names
-            for pod in list(self._members.get(name, ()))
-            for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
+            for pod in self._pods_of_group(name)
+            for event in self._update_pending(pod, requeue_number=-generation)
         ]
 
     def update_selected(self, generation: int) -> list[PodEvent]:
-        """Return the events for waiting pods that rules of others select now, or no longer."""
         changed = self.selected.changed
         self.selected.changed = set()
         return [
@@ -223,11 +234,9 @@ class PodTracker:
 
     @property
     def claiming_pods(self) -> int:
-        """How many pods with PersistentVolumeClaims wait."""
         return len(self._claiming)
 
     def update_claiming(self, generation: int) -> list[PodEvent]:
-        """Return the events for pending pods whose claims, or what decides about them, changed."""
         changed = self.changed_claims
         self.changed_claims = set()
         return [
@@ -258,9 +267,8 @@ class PodTracker:
     def resync_unexplained(self, generation: int) -> list[PodEvent]:
         """Publish pods without a reason to wait in their status: their event may have been lost.
 
-        A pod counts from the third call on: the API server's clock may differ from ours, so its age
-        is not used. The pauses double, so that thousands of pods in a queue delay each other
-        little.
+        The API server's clock may differ from ours, so calls are counted. The pauses double, so
+        that thousands of pods in a queue delay each other little.
         """
         self._unexplained = {
             pod.pod: self._unexplained.get(pod.pod, 0) + 1
@@ -276,7 +284,6 @@ class PodTracker:
     def requeue(
         self, pods: Iterable[PodUid], generation: int
     ) -> list[PodQueued | PodRejected | PodHandedOver]:
-        """Return the events of pods whose reservation has ended, with which they wait again."""
         uids = list(pods)
         return [
             *(
@@ -298,10 +305,7 @@ class PodTracker:
         ]
 
     def with_usage(self, node: NodeFacts) -> NodeFacts:
-        """Add what its pods without a lease use to a node's facts.
-
-        Kubelets let pods use any amount of resources that the node does not have.
-        """
+        """Kubelets let pods use any amount of resources that the node does not have."""
         used: Mapping[str, int] = self.usage.get(node.name, {})
         allocatable = node.allocatable
         if self.storage.limited:
@@ -372,7 +376,6 @@ class PodTracker:
                 self._sharers.setdefault((observed.group.name, key), set()).add(pod)
 
     def _update_first_sharers(self, second: ObservedPod) -> list[PodEvent]:
-        """Return the events for pods that used a claim of their group alone until now."""
         if second.group is None or not second.claims:
             return []
         group = second.group.name
@@ -381,7 +384,6 @@ class PodTracker:
         return [event for pod in firsts for event in self._update_pending(self._grouped[pod])]
 
     def _shared_claims(self, pod: ObservedPod) -> list[ClaimKey]:
-        """Return the pod's claims that other pending pods of its group use, too."""
         if pod.group is None:
             return []
         group = pod.group.name
@@ -415,16 +417,12 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
 
 
 def _requests_gpus(pod: ObservedPod) -> bool:
-    """Return whether the pod gets a lease, which ends its wait."""
+    """A lease ends the pod's wait."""
     return pod.request is not None and bool(pod.request.containers)
 
 
 def handed_over_event(pod: ObservedPod) -> PodHandedOver:
-    """Return the event of a pod that waits for kube-scheduler.
-
-    With an invalid request it has no GPUs, and names no ResourceClaims: where it may run is not
-    known, so that nobody is evicted for it.
-    """
+    """With an invalid request it has no GPUs and no ResourceClaims: no pod is evicted for it."""
     if pod.request is None:
         event = replace(queued(pod, PodRequest(priority=pod.priority)), handed_over="")
     else:
@@ -446,7 +444,6 @@ def rejected_event(
 
 
 def _is_due(calls: int) -> bool:
-    """Return whether to publish a pod that had no reason to wait at so many calls in a row."""
     if calls >= MOST_UNEXPLAINED_CALLS:
         return calls % MOST_UNEXPLAINED_CALLS == 0
     rounds, rest = divmod(calls, UNEXPLAINED_CALLS)
@@ -481,7 +478,6 @@ def terminated_event(pod: ObservedPod) -> PodTerminated:
 
 
 def _discard(index: dict[_Key, set[PodUid]], key: _Key, pod: PodUid) -> None:
-    """Remove a pod from those of a key, and a key without pods."""
     pods = index[key]
     pods.discard(pod)
     if not pods:
@@ -491,7 +487,6 @@ def _discard(index: dict[_Key, set[PodUid]], key: _Key, pod: PodUid) -> None:
 def _add(
     totals: dict[NodeName, Counter[_Counted]], node: NodeName, amounts: Mapping[_Counted, int]
 ) -> None:
-    """Add to a node's amounts; those that become 0 are removed."""
     total = totals.setdefault(node, Counter())
     for key, amount in amounts.items():
         total[key] += amount

@@ -1,8 +1,7 @@
 """Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-An invalid object is reported, and its last valid version, which its status keeps for a restart,
-stays in force. Without a valid version its namespace gets nothing new, since it was to be limited.
-A kind that cannot be read is requested again every `UNKNOWN_KIND_RETRY_S`.
+The last valid version of an invalid object stays in force. Without one its namespace gets nothing
+new, since it was to be limited.
 """
 
 import asyncio
@@ -31,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
 REFUSED_S = 60.0
-"""How long quotas of a source that refuses to be read are waited for, before the others are
-published without them: an API server that has just started denies for half a minute what it
-permits."""
+"""How long other quotas wait for a source that refuses to be read: an API server that has just
+started denies for half a minute what it permits."""
 INVALID = Gauge(
     "leasehold_quota_invalid",
     "1 while the GPUQuota, or the ConfigMap gpuquota, of this name is invalid.",
@@ -42,20 +40,19 @@ INVALID = Gauge(
 
 
 _Apply = Callable[[str, RawObject | None], None]
-"""Applies an object, or its deletion, which is None."""
 
 
 def load_file(path: Path) -> dict[Namespace, Quota]:
-    """Load a file of GPUQuota objects; `*` is for all namespaces without a quota of their own.
+    """Load GPUQuota objects; `*` is for all namespaces without a quota of their own.
 
-    Raises RequestError, which names the file and the error in it.
+    Raises RequestError, which names the file.
     """
     return load_objects(path, KIND, parse_spec)
 
 
 @dataclass(slots=True)
 class QuotaReflectors:
-    """All quotas: objects come before the ConfigMap, and that before the file."""
+    """Objects come before the ConfigMap, and that before the file."""
 
     client: KubernetesClient
     file: Mapping[Namespace, Quota] = field(default_factory=dict)

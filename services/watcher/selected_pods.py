@@ -1,7 +1,6 @@
 """The pods that rules of waiting pods select, counted by node; pure.
 
-Pods whose lease counts them already are left out: what changed since, or began to be counted later,
-is the difference.
+Pods count as far as their lease does not count them.
 """
 
 from collections import Counter
@@ -17,10 +16,10 @@ from shared.placing.anti_affinity import matches_labels
 from shared.pods.observed_pod import ObservedPod
 
 LATE_S = 120
-"""For this long, a pod counts as perhaps reserved for by an event from before a rule selected it:
-longer than any event waits, or a reservation lasts that is not bound."""
+"""For this long, a pod may have a reservation from before a rule selected it: longer than any event
+waits, or an unbound reservation lasts."""
 COUNTED_S = 5
-"""After it was seen on its node, for this long: until the node's facts are in the ledger."""
+"""Once the pod was seen on its node, until the node's facts are in the ledger."""
 TOO_MANY = (
     "TooManyPodRules: wait until other pods with affinity or spread have started, since at most "
     f"{MOST_SELECTIONS} selections of pods are counted at once"
@@ -28,38 +27,34 @@ TOO_MANY = (
 
 
 class SelectedPods:
-    """Counts for each selection in use; a pod event costs only what its namespace uses."""
+    """A pod event costs only what its namespace uses."""
 
     def __init__(self) -> None:
         self.changed: set[PodUid] = set()
-        """Waiting pods whose request may differ now."""
+        """Their request may differ now."""
         self.changed_nodes: set[NodeName] = set()
         self._in_use: dict[str, PodSelection] = {}
-        """By resource, the one that is used again or for the first time last."""
+        """By resource, the last used last."""
         self._by_namespace: dict[Namespace, list[str]] = {}
         self._anywhere: list[str] = []
         """Those that select namespaces by labels."""
         self._holders: dict[str, set[PodUid]] = {}
-        """Waiting pods with such a rule."""
         self._held: dict[PodUid, frozenset[str]] = {}
-        """What the rules of waiting pods select, the newest last."""
+        """The newest pods last."""
         self._owners: dict[PodUid, Namespace] = {}
-        """Of these pods."""
         self._of_namespace: dict[Namespace, Counter[str]] = {}
-        """By selection: waiting pods of the namespace with such a rule."""
         self._refused: set[PodUid] = set()
-        """Waiting pods whose rules are not counted."""
         self._late: dict[str, dict[PodUid, int]] = {}
-        """By resource: the seconds left of pods that were published without it."""
+        """Seconds left of pods that were published without the resource."""
         self._counts: dict[NodeName, Counter[str]] = {}
         self._namespaces: Mapping[Namespace, Mapping[str, str]] = {}
 
     def on_node(self, node: NodeName) -> Mapping[str, int]:
-        """Return the counts that no lease has, below 0 for pods that count no longer."""
+        """Counts are below 0 for pods that count no longer."""
         return self._counts.get(node, {})
 
     def count(self, pod: ObservedPod, sign: int) -> None:
-        """Add a pod that is on a node (sign 1), or subtract it (sign -1)."""
+        """`sign` is 1 or -1."""
         if self._in_use and pod.node is not None and not pod.is_terminated:
             self._add(pod, self._names_of(pod), pod.counted & self._in_use.keys(), sign)
 
@@ -68,8 +63,7 @@ class SelectedPods:
     ) -> ObservedPod:
         """Return a waiting pod with the resources as which it is counted.
 
-        What its rules select is counted from now on; `pods` are all there are, and those
-        `published` wait.
+        `pods` are all pods, and the `published` ones wait.
         """
         request = pod.request
         if request is None or not (self._in_use or request.pod_rules):
@@ -94,11 +88,7 @@ class SelectedPods:
         return structs.replace(pod, request=request)
 
     def release(self, pod: PodUid) -> None:
-        """Note that a pod waits no longer.
-
-        What its rules select remains counted while there is room: pods of its controller may
-        follow.
-        """
+        """What its rules select remains counted while there is room: others may follow."""
         self._refused.discard(pod)
         names = self._held.pop(pod, frozenset())
         if names:
@@ -157,10 +147,10 @@ class SelectedPods:
         return tuple(pairs[:MOST_ENTRIES])
 
     def _make_room(self, namespace: Namespace, wanted: frozenset[str], count: int) -> bool:
-        """Return whether so many more selections can be counted.
+        """Return whether `count` more selections can be counted.
 
-        The oldest unused ones are dropped. If these are too few, the namespace with most gives up
-        others, unless it would have fewer then than this one.
+        The oldest unused ones are dropped, then those of the namespace with most, unless it would
+        have fewer than this one.
         """
         excess = len(self._in_use) + count - MOST_SELECTIONS
         if excess <= 0:
@@ -178,7 +168,7 @@ class SelectedPods:
         return [name for name in self._in_use if not self._holders[name] and name not in wanted]
 
     def _take(self, namespace: Namespace, wanted: frozenset[str], count: int) -> bool:
-        """Let the newest pods of the namespace with most selections wait; return whether it is."""
+        """Let the newest pods of the largest namespace wait; return whether this helps."""
         own = len(self._of_namespace.get(namespace, {}).keys() | wanted)
         sizes = {name: len(of) for name, of in self._of_namespace.items() if name != namespace}
         largest = max(sizes, key=sizes.__getitem__, default=namespace)

@@ -1,6 +1,6 @@
-"""The watcher: the only reader of the API server's streams. It publishes and never decides.
+"""The watcher: publishes the API server's streams, and decides nothing.
 
-All that it writes is the condition of Kubernetes' PodGroups.
+It writes only the condition of Kubernetes' PodGroups.
 """
 
 import asyncio
@@ -9,22 +9,17 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from services.watcher.claimed_storage import TOO_MANY
+from services.watcher.claim_sources import ClaimReflector, DeviceClassReflector
 from services.watcher.claiming_pods import ClaimingEvent, ClaimingPods
+from services.watcher.kept_objects import Room
+from services.watcher.metrics import show_left_out
+from services.watcher.node_sources import NodeReflector
 from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
+from services.watcher.pod_group_sources import PodGroupConditions, PodGroupReflectors
+from services.watcher.pod_sources import ManagedPodLister, NamespaceReflector, PodReflector
 from services.watcher.pod_spans import PodSpans
 from services.watcher.pod_tracker import FIRST_PAUSE_S, BindingBackoff, PodEvent, PodTracker
 from services.watcher.quota_sources import QuotaReflectors
-from services.watcher.sources import (
-    ClaimReflector,
-    DeviceClassReflector,
-    ManagedPodLister,
-    NamespaceReflector,
-    NodeReflector,
-    PodGroupConditions,
-    PodGroupReflectors,
-    PodReflector,
-)
 from services.watcher.storage_sources import StorageReflectors
 from shared.model.budgets.quota import Quota
 from shared.model.clock import Clock, wait_for_event
@@ -64,9 +59,9 @@ GATHER_PODS_S = 0.003
 GATHER_STORAGE_S = 0.05
 """The delay of pods whose claims or volumes have changed, so that many are published together."""
 PAUSE_A_POD_S = 0.001
-"""The further delay for each pod that waits, which takes about a tenth of it to be looked at."""
+"""The further delay per waiting pod, which takes about a tenth of it."""
 GATHER_CLAIMING_S = 0.2
-"""The delay of pods of other schedulers that wait for ResourceClaims: many are looked at
+"""The delay of pods of other schedulers that wait for ResourceClaims, so that many are published
 together."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
@@ -80,10 +75,9 @@ class ClaimTracker:
     def __init__(self) -> None:
         self.allocated: dict[PodUid, AllocatedClaim] = {}
         self._unanswered: dict[PodUid, int] = {}
-        """By claim: calls of `resync_unanswered` in a row that saw no answer."""
 
     def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
-        """Update a claim; `now` is None if it was deleted, or has no allocation of ours."""
+        """`now` is None if it was deleted, or has no allocation of ours."""
         before = self.allocated.pop(claim, None)
         if now is not None:
             self.allocated[claim] = now
@@ -96,7 +90,6 @@ class ClaimTracker:
         return events
 
     def resync(self) -> list[ClaimEvent]:
-        """Publish all claims, since the ledger may have lost leases."""
         return [ClaimAllocated(claim=claim) for claim in self.allocated.values()]
 
     def resync_unanswered(self) -> list[ClaimEvent]:
@@ -114,7 +107,6 @@ class ClaimTracker:
 
 
 def _is_served(now: AllocatedClaim, before: AllocatedClaim) -> bool:
-    """Return whether the event of the allocation's earlier state covers this one."""
     return now.consumers == before.consumers and (bool(now.answer) or not before.answer)
 
 
@@ -130,7 +122,7 @@ def _deallocated(claim: AllocatedClaim) -> ClaimDeallocated:
 
 @dataclass(eq=False, kw_only=True)
 class Watcher:
-    """Publishes changes only. Any number of replicas may run."""
+    """Any number of replicas may run."""
 
     pod_source: PodReflector
     node_source: NodeReflector
@@ -165,10 +157,7 @@ class Watcher:
 
     @emits
     async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent | NodeChanged]]:
-        """Publish pods that wait, pods that have terminated, and nodes that repel other pods now.
-
-        What nodes repel is known once namespaces are known, too.
-        """
+        """Namespaces come first: they decide what nodes repel."""
         await self.namespace_source.synced.wait()
         async for batch in self.pod_source.batches():
             events: list[PodEvent | NodeChanged] = []
@@ -205,7 +194,6 @@ class Watcher:
 
     @emits
     async def watch_selected(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again that rules of other pods select now, or no longer."""
         while True:
             await self.clock.sleep(1.0)
             self.pods.selected.advance(self.pods.observed)
@@ -216,26 +204,23 @@ class Watcher:
 
     @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again whose gang has changed."""
         async for changes in self.group_source.batches():
             self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
+            _report_left_out(self.pods.groups.rooms[changes.kind])
             if events:
                 yield events
 
     @loops
     async def watch_storage(self) -> None:
         async for changes in self.storage_source.batches():
-            left_out_before = frozenset(self.pods.storage.left_out)
             self.pods.update_storage(changes)
-            for kind in self.pods.storage.left_out - left_out_before:
-                logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
+            _report_left_out(self.pods.storage.rooms.get(changes.kind))
             self._announce_storage()
             self._announce_usage()
 
     @emits
     async def watch_claiming_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again whose claims need something else now."""
         while True:
             await self.storage_changed.wait()
             self.storage_changed.clear()
@@ -246,7 +231,6 @@ class Watcher:
 
     @loops(every_s=1.0)
     async def write_group_conditions(self) -> None:
-        """Write into PodGroups of Kubernetes whether their pods have nodes, or why they wait."""
         await self.group_conditions.write(self.pods.groups, self.clock.now())
 
     @emits
@@ -262,6 +246,7 @@ class Watcher:
             for update in batch:
                 events += self.claims.update(update.claim, update.allocation)
             self.claiming.update_claims(batch)
+            _report_left_out(self.claiming.room)
             self._announce_claiming()
             if events:
                 yield events
@@ -274,7 +259,6 @@ class Watcher:
 
     @emits
     async def watch_claims_of_others(self) -> AsyncIterator[Sequence[ClaimingEvent]]:
-        """Publish pods of other schedulers that wait for claims of our devices."""
         while True:
             await self.claiming_changed.wait()
             self.claiming_changed.clear()
@@ -287,10 +271,7 @@ class Watcher:
     async def watch_nodes(
         self,
     ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DevicesRegistered]]:
-        """Publish nodes, and the devices that another device plugin registered on them.
-
-        That includes the first list: nodes may have been deleted while no watcher ran.
-        """
+        """The first list is published whole: nodes may have been deleted while no watcher ran."""
         async for batch in self.node_source.batches():
             events: list[NodeChanged | NodesListed | DevicesRegistered] = []
             for update in batch:
@@ -350,7 +331,7 @@ class Watcher:
                 return
 
     async def _wait_for_request(self) -> bool:
-        """Return whether there was a request before `resync_s` had passed."""
+        """Return whether there was a request in time."""
         requested = await wait_for_event(self.resync_requested, self.resync_s)
         if requested:
             self.resync_requested.clear()
@@ -360,10 +341,9 @@ class Watcher:
     async def resync_stale(
         self,
     ) -> AsyncIterator[Sequence[PodEvent | ClaimAllocated | ClaimDeallocated]]:
-        """Publish pods again that wait without a reason, and claims without an answer.
+        """Publish again what waits without a reason or an answer: its event may be lost.
 
-        Their first event may be lost. All other pending pods follow every two minutes, for the same
-        reason.
+        All other pending pods follow every two minutes.
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
@@ -371,6 +351,8 @@ class Watcher:
             events += self.pods.resync_unexplained(self._next_generation())
             if events:
                 logger.info("publishing %d pods again that wait without a reason", len(events))
+            events += self.pods.ended_waits.take_due()
+            events += self.claiming.ended_waits.take_due()
             events += self.claims.resync_unanswered()
             events += self.pods.resync_shard(self._next_generation(), shard)
             events += self.claiming.resync_shard(shard)
@@ -391,7 +373,6 @@ class Watcher:
     async def requeue_failed(
         self, events: Sequence[BindingFailed]
     ) -> list[PodQueued | PodRejected | PodHandedOver]:
-        """Publish pods again, after a delay, whose binding failed."""
         pods = {event.pod for event in events}
         first = self.failed_bindings.add(pods, self.clock.ticks())
         await self.clock.sleep(FIRST_PAUSE_S)
@@ -399,12 +380,10 @@ class Watcher:
 
     @loops(every_s=FIRST_PAUSE_S)
     async def requeue_failing(self) -> list[PodQueued | PodRejected | PodHandedOver]:
-        """Publish pods again, after pauses that double, whose binding fails again and again."""
         due = self.failed_bindings.due(self.clock.ticks())
         return self.pods.requeue(due, self._next_generation()) if due else []
 
     def _requeued(self) -> list[PodEvent]:
-        """Return the events for waiting pods whose gang, or whose part in rules, has changed."""
         events: list[PodEvent] = []
         if self.pods.changed_groups:
             events += self.pods.update_members(self._next_generation())
@@ -413,7 +392,7 @@ class Watcher:
         return events
 
     def _forget_revisions(self, restored: bool) -> None:
-        """Publish everything at once if the API server may have gone back to an older state."""
+        """Publish everything if the API server may have gone back to an older state."""
         if restored:
             logger.warning("the API server may have been restored: publishing its present state")
             self.nodes.revisions_forgotten = True
@@ -440,3 +419,11 @@ class Watcher:
     def _next_generation(self) -> int:
         self.generations += 1
         return int(self.clock.now() * 1000) + self.generations
+
+
+def _report_left_out(room: Room | None) -> None:
+    if room is None:
+        return
+    for text in room.take_unreported():
+        logger.warning("%s", text)
+    show_left_out(room)

@@ -9,8 +9,6 @@ from shared.runtime.settings import ApiServerSettings, ServiceSettings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherSettings(RequestSettings, ApiServerSettings, ServiceSettings):
-    """The watcher's settings."""
-
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
     )

@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=KubernetesObject)
 MOST_REPORTED = 1000
-"""Objects of a kind that cannot be parsed, and are logged."""
 STORAGE_API = "/apis/storage.k8s.io/v1"
 
 
@@ -56,16 +55,11 @@ class _Source(Generic[R]):
     unreadable: Callable[[str, str], StorageObject | None] = lambda _name, _error: None
     """Returns an object that `parse` refuses, given its name and the error."""
     reported: set[ClaimKey] = field(default_factory=set)
-    """Objects that `parse` refuses, and whose error is logged: once, however often they change."""
+    """Objects that `parse` refuses: their errors are logged once."""
 
 
 @dataclass(slots=True)
 class StorageReflectors:
-    """Claims, volumes, StorageClasses, CSIDrivers, CSIStorageCapacities and CSINodes.
-
-    A cluster without one of the last three kinds has none of it.
-    """
-
     client: KubernetesClient
     retry_s: float
 

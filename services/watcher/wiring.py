@@ -3,21 +3,14 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from services.watcher.claim_sources import RETRY_S, ClaimReflector, DeviceClassReflector
+from services.watcher.node_sources import NodeReflector
+from services.watcher.pod_group_sources import PodGroupConditions, PodGroupReflectors
+from services.watcher.pod_sources import ManagedPodLister, NamespaceReflector, PodReflector
 from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings
-from services.watcher.sources import (
-    RETRY_S,
-    ClaimReflector,
-    DeviceClassReflector,
-    ManagedPodLister,
-    NamespaceReflector,
-    NodeReflector,
-    PodGroupConditions,
-    PodGroupReflectors,
-    PodReflector,
-)
 from services.watcher.storage_sources import StorageReflectors
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials

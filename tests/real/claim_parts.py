@@ -13,8 +13,8 @@ from services.claims.service import Claims
 from services.claims.wiring import ClaimPorts, build_claims
 from services.node_agent.dra.slice_writer import COLLECTION, slice_path
 from services.node_agent.dra.slices import ClaimableNode, HeldAllocation, build_slices
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.service import ClaimTracker
-from services.watcher.sources import ClaimReflector
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import node_path

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from services.watcher.claimed_storage import ClaimedStorage, StorageKind
-from services.watcher.sources import PodReflector, parse_node
+from services.watcher.node_sources import parse_node
+from services.watcher.pod_sources import PodReflector
 from services.watcher.storage_sources import StorageReflectors
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode

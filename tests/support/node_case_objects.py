@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from services.placer.rounds.decisions import DecisionContext
+from services.watcher.node_sources import parse_node
 from services.watcher.pod_tracker import PodTracker
-from services.watcher.sources import parse_node
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.devices.device import DeviceUse

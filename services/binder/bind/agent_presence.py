@@ -1,10 +1,7 @@
 """Presence of node agents, which decides whether a pod may be bound to its node now.
 
-A kubelet permanently rejects a pod that arrives while the node's agent is being replaced, and
-blocks all later pods if the agent hangs. So pods keep their reservations until the agent replies,
-or are placed elsewhere. A node is cordoned, so that placers avoid it, while its agent does not
-reply. If the agent sends what no agent may send, that lasts until it sends a report that is
-accepted, whatever it replies.
+A kubelet rejects a pod for good that arrives while the node's agent is being replaced. So a node is
+cordoned while its agent does not reply, or sends what no agent may send.
 """
 
 import asyncio
@@ -30,19 +27,18 @@ MAX_RETRY_S = 4.0
 NO_AGENT_S = 10.0
 """Pause after a request to a node without an agent of Leasehold."""
 CORDON_AFTER = 2
-"""Requests in a row without a reply that cordon the node: a single one may have been slow."""
+"""Requests in a row without a reply that cordon the node."""
 REFUSED_S = 5.0
-"""Reports count again so long after the last message that was refused: two kinds of messages in
-turn must not cordon and uncordon the node all the time."""
+"""Reports count again so long after the last refused message: two kinds of messages in turn must
+not cordon and uncordon the node all the time."""
 
 
 REFUSED = "its agent's messages are refused: "
-"""Prefix of the reason of such a cordon, by which all binders recognise it."""
+"""All binders recognise such a cordon by it."""
 MAX_REQUESTS = 64
 MOST_TOGETHER = 256
-"""Leases of several batches in one request: as many as one batch may have."""
 FORGET_S = 3600.0
-"""Records of nodes that were not used for so long are dropped: the nodes may be deleted."""
+"""Records of nodes that were not used for so long are dropped."""
 PROBE_S = 1.0
 """Interval of requests to cordoned nodes: a node opens this long after its agent is back."""
 IDLE_S = 5.0
@@ -55,21 +51,18 @@ class Deferral:
     retry_soon: bool = False
     """The pod is next in line: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
-    """How long the node has not accepted such pods, or 0 if it accepts this one soon."""
+    """How long the node has accepted no such pods, or 0 if it accepts this one soon."""
     refused: bool = False
-    """Its agent would refuse the pod, as things are now."""
 
 
 @dataclass(slots=True)
 class JoinedRequest:
-    """A request about the pods of all batches that wait for one agent."""
-
     leases: dict[PodUid, Lease] = field(default_factory=dict)
     reply: "asyncio.Task[BindReply | NoReply | None]" = field(init=False)
-    """None if it was not sent, or its reply does not count any more."""
+    """None if it was not sent, or its reply no longer counts."""
 
     def takes(self, leases: Sequence[Lease]) -> bool:
-        """Whether there is room, and no other lease of the same pods: a reply is about one."""
+        """A reply is about one lease of a pod."""
         if self.leases and len(self.leases) + len(leases) > MOST_TOGETHER:
             return False
         return all(self.leases.get(lease.pod, lease) == lease for lease in leases)
@@ -81,24 +74,17 @@ class JoinedRequest:
 @dataclass(slots=True)
 class AgentRecord:
     exists: bool = False
-    """It has replied, or should have."""
     next_request_at: float = 0.0
     pause_s: float = 0.0
     missed_replies: int = 0
     """In a row."""
     cordon_reason: str = ""
-    """Empty if the node is not cordoned; begins with `REFUSED` if its messages are refused."""
     cordoned_at: float = 0.0
-    """When that last changed."""
     uncordon: bool = False
-    """It has replied since the cordon was saved in the ledger."""
     used_at: float = 0.0
     refused_at: float = 0.0
-    """When its last message was refused, or this binder read of that."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request waits for its reply."""
     next_request: JoinedRequest | None = None
-    """Waits for its turn."""
 
     @property
     def is_refused(self) -> bool:
@@ -118,10 +104,9 @@ class AgentPresence:
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
-        """Return the pods that must not be bound now, each with the reason.
+        """Return the pods that must not be bound now.
 
-        For example, of three pods on one GPU, two are deferred with `retry_soon`: the kubelet gets
-        one at a time. Pods on nodes of other device plugins are not deferred. Raises
+        Of three pods on one GPU, two have `retry_soon`: the kubelet gets one at a time. Raises
         UnavailableError if no agent can be reached, or the ledger cannot be read for a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
@@ -156,7 +141,6 @@ class AgentPresence:
             self._set_cordon(record, "")
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
-        """Send requests to the cordoned ones among these nodes at once."""
         for node in nodes:
             record = self._record(node)
             if not record.exists or node in self._cordoned:
@@ -166,7 +150,6 @@ class AgentPresence:
                 self.changed.set()
 
     def mark_absent(self, nodes: Iterable[NodeName]) -> None:
-        """Uncordon nodes that another device plugin serves, and send them no more requests."""
         for node in nodes:
             record = self._record(node)
             record.exists = False
@@ -178,7 +161,7 @@ class AgentPresence:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
-        """Return unsaved changes: reasons of cordons by node, empty to uncordon it."""
+        """Return unsaved changes; an empty reason uncordons the node."""
         changes = {node: "" for node in self._cordoned if self._records[node].uncordon}
         for node, record in self._records.items():
             saved = self._cordoned.get(node, "")
@@ -189,10 +172,6 @@ class AgentPresence:
         return changes
 
     def apply_cordons(self, nodes: Mapping[NodeName, str], changes: Mapping[NodeName, str]) -> None:
-        """Set the cordoned nodes from the ledger, including our own `changes`.
-
-        The agent of a node that another binder uncordoned gets a request: it may be gone again.
-        """
         for node in nodes.keys() | self._cordoned.keys():
             reason = nodes.get(node, "")
             record = self._record(node)
@@ -234,11 +213,7 @@ class AgentPresence:
     async def _request(
         self, node: NodeName, record: AgentRecord, leases: Sequence[Lease]
     ) -> BindReply | NoReply | None:
-        """Request together with the other batches that wait until the agent has replied.
-
-        An agent replies to one request after the other: to many at once of a binder, its replies
-        would be late, and it would keep places for pods that the binder does not bind.
-        """
+        """Join the batches that wait until the agent has replied: it replies to one at a time."""
         joined = record.next_request
         if joined is None or not joined.takes(leases):
             joined = record.next_request = JoinedRequest()
@@ -302,7 +277,7 @@ class AgentPresence:
 
 
 def _retrieve(reply: "asyncio.Task[BindReply | NoReply | None]") -> None:
-    """Retrieve an error for which no batch may wait any more."""
+    """Retrieve an error that no batch may wait for any more."""
     if not reply.cancelled():
         reply.exception()
 
@@ -310,7 +285,6 @@ def _retrieve(reply: "asyncio.Task[BindReply | NoReply | None]") -> None:
 def _deferred(
     reply: BindReply, leases: Sequence[Lease], *, cordoned_s: float
 ) -> dict[PodUid, Deferral]:
-    """Return the pods that an agent defers; it may name no others."""
     later = Deferral(reply.reason, retry_soon=reply.retry_soon, cordoned_s=cordoned_s)
     unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
     deferrals = {
@@ -323,8 +297,6 @@ def _deferred(
 
 @dataclass(eq=False)
 class NodeCordons:
-    """Any number of binders may run it at once; the latest reply counts."""
-
     ledger: RedisLeases
     presence: AgentPresence
 

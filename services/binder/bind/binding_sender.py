@@ -1,7 +1,6 @@
 """Sends Bindings: a fixed number in parallel, each pod on its own.
 
-After its timeout, a batch is redelivered; its Bindings continue, and the redelivered batch gets
-their results.
+The Bindings of a batch that times out continue; when it is redelivered, it gets their results.
 """
 
 import asyncio
@@ -24,7 +23,6 @@ CONCURRENCY = 32
 BATCH_WAIT_S = 2.0
 """How long a batch waits for the API server's answers, before the rest counts as in flight."""
 MAX_RESULTS = 8192
-"""Results remembered for batches that are delivered again."""
 
 
 class BindingOutcome(StrEnum):
@@ -33,9 +31,8 @@ class BindingOutcome(StrEnum):
     DELETED = "deleted"
     """The pod may still run if an earlier Binding of it succeeded."""
     REFUSED = "refused"
-    """The API server rejects the Binding for good."""
     UNKNOWN = "unknown"
-    """Not known yet; the same Binding must be sent again."""
+    """The same Binding must be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,7 @@ BOUND = BindingResult(BindingOutcome.BOUND)
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the annotations of the dialect, of the lease, and of its end.
-
-    The kubelet counts the maximum run time from when it admits the pod, just after the Binding: it
-    never ends a pod before the time in the annotation.
-    """
+    """The kubelet counts the maximum run time from just after the Binding."""
     dialect = DIALECTS.get(lease.dialect)
     of_dialect = dialect.binding_annotations(lease, now_s) if dialect else {}
     ends_at = end_text(lease.term, now_s)
@@ -69,10 +62,9 @@ def needs_binding(lease: Lease) -> bool:
 
 
 def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> BindingResult:
-    """Return the result of a Binding that failed with `error`, given the pod as read after it.
+    """Return the result of a Binding that failed, given the pod as read after it.
 
-    For example, after a timeout the pod is BOUND if it is on the node of its lease. A pod that is
-    not bound is tried again only if the API server was unavailable.
+    After a timeout a pod on its lease's node is BOUND.
     """
     name = f"{lease.namespace}/{lease.name}"
     if pod is None:
@@ -127,9 +119,9 @@ class BindingSender:
         self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 
     async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
-        """Bind the pods of leases, with their traces; return the results in order.
+        """Return the results in order.
 
-        A result that takes longer than `batch_wait_s` seconds is UNKNOWN; its Binding continues.
+        A result that takes longer than `batch_wait_s` is UNKNOWN; its Binding continues.
         """
         results = [self._enqueue(lease, trace) for lease, trace in leases]
         if results:
@@ -138,7 +130,7 @@ class BindingSender:
         return [result.result() if result.done() else unknown for result in results]
 
     def has_sent(self, lease: Lease) -> bool:
-        """Return whether `send` gets the result of a Binding, and does not begin another one."""
+        """Return whether `send` would begin no other Binding."""
         binding = self._bindings.get((lease.pod, lease.version))
         return binding is not None and not binding.in_doubt
 

@@ -12,34 +12,27 @@ from shared.model.names import NodeName
 from shared.model.requests.request import PodClaim
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
-"""Annotation of a claim: the node for which its volume is provisioned."""
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
-"""Annotation that kube-controller-manager sets once both the claim and its volume are bound."""
+"""kube-controller-manager sets it once both the claim and its volume are bound."""
 
 
 class ClaimStage(StrEnum):
     OPEN = "open"
-    """Neither a volume nor a node is chosen for it."""
     SELECTED = "selected"
-    """Its volume is being provisioned for the node of the pod, or bound to it."""
+    """Its volume is being provisioned for the pod's node, or bound to it."""
     BOUND = "bound"
     FAILED = "failed"
-    """It cannot be bound on this node."""
 
 
 class ClaimProgress(NamedTuple):
     stage: ClaimStage
     reason: str = ""
-    """Why it failed; or empty."""
 
 
 def progress_of(
     claim: PodClaim, stored: ApiVolumeClaim | None, nodes: Collection[NodeName]
 ) -> ClaimProgress:
-    """Return how far a claim is, given what the API server has of its name, for pods on nodes.
-
-    For example, a claim whose volume is provisioned for the node of another pod has FAILED.
-    """
+    """A claim whose volume is provisioned for another node has FAILED."""
     failure = _failure(claim, stored, nodes)
     if failure or stored is None:
         return ClaimProgress(ClaimStage.FAILED, f"claim {claim.name} {failure}")

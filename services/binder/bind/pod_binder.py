@@ -33,14 +33,13 @@ from shared.runtime.service import Publish, handles
 
 GIVE_UP_AGE_S = 2.0
 """A reservation that its node does not admit is released at this age at the earliest: by then the
-ledger has the reason, so that the pod is not placed on the same node again at once."""
+ledger has the reason, so that the pod is not placed there again at once."""
 ADMITTED_S = 5.0
-"""No Binding is sent this long after an agent admitted its pod: the agent remembers for 10 s that a
-pod comes that is not bound yet, and then admits another one to the same GPU."""
+"""No Binding is sent this long after an agent admitted its pod: the agent remembers for 10 s that
+it comes, and then admits another one to the same GPU."""
 UNSENT_S = 60.0
 """A committed lease of this age that its node's agent would refuse is released if its pod is not
-bound: a Binding that a stopped binder had sent has arrived by then, as requests to the API server
-end after 10 s."""
+bound: no earlier Binding can still arrive, as requests to the API server end after 10 s."""
 CORDONED_S = 5.0
 """A reservation is released if its node has been cordoned for this long."""
 EXPLAIN_S = 1.0
@@ -52,29 +51,25 @@ ADMITTED_LONG_AGO = "the agent of its node admitted it too long ago, and is requ
 BindEvent = PodBound | BindingFailed | LeaseChanged
 ADMISSION_WAIT_S = 1.0
 """If no pod of a batch is admitted for this time, its pods are redelivered later, and other batches
-continue. A redelivery takes about as long, in which none of them is bound."""
+continue. A redelivery takes about as long."""
 MAX_ADMISSION_WAIT_S = 5.0
-"""A batch of which pods are still admitted is redelivered after this time: new batches wait for a
-place meanwhile."""
+"""A batch of which pods are still admitted is redelivered after this time: new batches wait."""
 ADMISSION_RETRY_S = 0.02
 """A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
 MAX_ADMISSION_RETRY_S = 0.1
-"""Pods of one GPU are admitted one after the other: each of them waits for half of this pause, and
-a kubelet takes about as long for a pod."""
+"""Pods of one GPU are admitted one after the other, and each waits for half of this pause."""
 
 
 class CheckedGang(NamedTuple):
     gone: Sequence[PodTerminated]
     waits: bool
-    """For claims of its pods to be bound."""
 
 
 @dataclass(eq=False)
 class GangCheck:
-    """Ends the reservations of gangs that have lost a pod before any of their pods was bound.
+    """Ends the reservations of gangs that lose a pod before any of their pods is bound.
 
-    The event of a pod that was deleted after its gang was counted may not have arrived yet. A gang
-    waits for the claims of all its pods.
+    The event of the deleted pod may not have arrived yet.
     """
 
     ledger: RedisLeases
@@ -88,7 +83,7 @@ class GangCheck:
     async def end_short(
         self, placements: Sequence[PlacementChosen]
     ) -> tuple[list[LeaseChanged | BindingFailed], Sequence[PlacementChosen]]:
-        """Return events for the leases that ended, and the placements whose claims are bound.
+        """Return events of ended leases, and the placements whose claims are bound.
 
         Raises UnavailableError while the API server does not respond.
         """
@@ -138,10 +133,8 @@ class PodBinder:
     async def bind_pods(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
 
-        Pods whose claims are not bound are left out: they are published again.
-
-        For example, of two pods, one is bound and the other one's node has no agent: PodBound is
-        published, and UnavailableError raised, so that the batch is delivered again.
+        Raises UnavailableError after publishing the other results, so that the batch is delivered
+        again.
         """
         unresolved: list[str] = []
         total = len(placements)
@@ -185,10 +178,7 @@ class PodBinder:
     async def _without_expired(
         self, placements: Mapping[PodUid, PlacementChosen]
     ) -> tuple[dict[PodUid, PlacementChosen], list[BindingFailed]]:
-        """Leave out pods whose reservations have expired: agents would keep places for them.
-
-        Return the others, and events of pods that have no later lease, either.
-        """
+        """Leave out pods with expired reservations: agents would keep places for them."""
         now = self.clock.now()
         late = [pod for pod, chosen in placements.items() if 0 < chosen.lease.expires_at <= now]
         stored = dict(zip(late, await self.ledger.load(late), strict=True)) if late else {}
@@ -203,10 +193,10 @@ class PodBinder:
     async def _as_committed(
         self, deferrals: Mapping[PodUid, Deferral], leases: Iterable[Lease]
     ) -> Mapping[PodUid, Deferral]:
-        """Return deferrals in which a refusal tears no gang apart.
+        """Defer the gangs of refused pods with them.
 
-        A pod that its node's agent would refuse is deferred with its gang. A committed lease shows
-        that the gang has begun: its pod waits alone, unless this binder has sent its Binding.
+        A committed lease shows that the gang has begun: its pod waits alone, unless its Binding was
+        sent.
         """
         refused = {pod for pod, deferral in deferrals.items() if deferral.refused}
         if not refused:
@@ -231,10 +221,7 @@ class PodBinder:
     async def _bind_admitted(
         self, placements: Sequence[PlacementChosen], asked_at: float
     ) -> tuple[list[BindEvent], list[str]]:
-        """Return the events, and why the outcome of some Bindings is not known.
-
-        A lease that has moved on is dropped, and one that has ended is a failed binding.
-        """
+        """Return the events, and why the outcome of some Bindings is unknown."""
         ended_gangs, placements = await self.gangs.end_short(placements)
         by_pod = {placement.lease.pod: placement for placement in placements}
         leases, ended = await self._commit(placements)
@@ -297,9 +284,7 @@ class PodBinder:
     ) -> tuple[list[BindEvent], list[str]]:
         """Explain pods that wait; release reservations that their nodes do not admit.
 
-        Return the events, and why some still wait. A committed lease stays while its Binding may
-        have been sent. A pod that was placed again does not wait here: what its node replied is
-        about the earlier lease. Raises ConflictError if a reservation moved on meanwhile.
+        Return the events, and why some still wait. Raises ConflictError if a reservation moved on.
         """
         if not deferrals:
             return [], []
@@ -365,7 +350,6 @@ class PodBinder:
 
 
 def _is_of(lease: Lease, placement: PlacementChosen) -> bool:
-    """Whether a lease as it is now is from the placement's reservation, and no later one."""
     chosen = placement.lease
     return (lease.node, lease.created_at) == (chosen.node, chosen.created_at)
 

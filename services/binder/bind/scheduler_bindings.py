@@ -1,7 +1,7 @@
 """Leases and Bindings for the pods whose node kube-scheduler chooses.
 
-It calls the extender's bind verb after volumes are bound, and tries the pod again if that fails. So
-a pod that is not bound keeps no reservation, unless its Binding may have been sent.
+It tries a pod again if the bind verb fails: a pod that is not bound keeps no reservation, unless
+its Binding may have been sent.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,7 +38,6 @@ RESERVATION_S = 10.0
 
 
 Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
-"""Returns what a preemption has claimed for a pod."""
 
 
 @dataclass(eq=False)
@@ -55,11 +54,6 @@ class SchedulerBindings:
 
     @answers(concurrency=32)
     async def bind_chosen(self, request: PodBindingRequest) -> PodBindingReply:
-        """Reserve, request the node's agent, commit, bind; on failure end the reservation.
-
-        For example, if the agent is away for 3 s, the reply has its reason, and the share is free
-        again.
-        """
         deadline = self.clock.ticks() + DEADLINE_S
         lease = await self._reserve(request)
         if isinstance(lease, PodBindingReply):
@@ -86,7 +80,6 @@ class SchedulerBindings:
             return PodBindingReply(bound=True, node=lease.node, lease=lease)
 
     async def _conflict(self, lease: Lease, request: PodBindingRequest) -> str:
-        """Return why the pod must not run beside another one, or an empty text."""
         if not request.repels or lease.state is not LeaseState.RESERVED:
             return ""
         try:
@@ -95,11 +88,7 @@ class SchedulerBindings:
             return str(error)
 
     async def _repelled(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
-        """Return which pod keeps the lease's pod off its node, or an empty text.
-
-        kube-scheduler checked its cache, which lacks pods that placers have just placed. Raises
-        UnavailableError if the API server or the ledger does not respond.
-        """
+        """kube-scheduler's cache lacks pods that placers have just placed."""
         for term in terms:
             on_node = lease.node if term.topology_key == HOSTNAME else None
             selected = await self.api.list_selected(term, on_node)
@@ -159,7 +148,7 @@ class SchedulerBindings:
         return outcome
 
     async def _give_up(self, lease: Lease, reason: str) -> PodBindingReply:
-        """End the lease if it is still reserved: then no Binding was sent."""
+        """A lease that is still reserved ends: no Binding was sent."""
         if lease.state is LeaseState.RESERVED:
             try:
                 ended = await self.pods.updater.release_unmoved([lease], reason="it was not bound")

@@ -1,8 +1,8 @@
 """Has the claims of placed pods bound, and keeps the pods' reservations meanwhile.
 
-As kube-scheduler does, it reserves a volume that is there for a claim, or selects the node for
-which the claim's provisioner makes one; kube-controller-manager binds both. Nothing is stored: a
-placement that is published again begins anew, in any binder, and finds what was done before.
+It reserves a volume for a claim, or selects the node for which one is provisioned;
+kube-controller-manager binds both. Nothing is stored: a placement that is published again begins
+anew, in any binder.
 """
 
 import asyncio
@@ -44,12 +44,11 @@ KEPT_S = 30.0
 KEEP_S = 5.0
 """Interval at which reservations are extended."""
 EXPLAIN_S = 2.0
-"""A pod's condition explains the wait for its claims after this time, if the pod still exists."""
+"""A pod's condition explains the wait for its claims after this time."""
 EXPLAIN_AGAIN_S = 30.0
-"""Interval at which the explanation of a pod that waits has the newest warning about its claim, and
-at which its reservation ends if the pod is gone."""
+"""Interval at which the explanation gets the newest warning about the claim, and the reservation of
+a pod that is gone ends."""
 ATTEMPTS = 5
-"""Writes of a claim that others change at the same time, until the placement is published again."""
 MAX_REQUESTS = 16
 BOUND_FOR_S = 60.0
 """Claims of a lease that were all bound are not read again for this time."""
@@ -63,12 +62,10 @@ Versions = frozenset[tuple[PodUid, int]]
 
 @dataclass(slots=True, eq=False)
 class OpenClaim:
-    """A claim that is not bound, which pods of a gang may share."""
-
     claim: PodClaim
     leases: list[Lease] = field(default_factory=list)
     selected_version: str = ""
-    """Resource version at which its node was selected; or empty."""
+    """Its resource version when its node was selected."""
 
     @property
     def nodes(self) -> list[NodeName]:
@@ -77,15 +74,11 @@ class OpenClaim:
 
 @dataclass(slots=True, eq=False)
 class ClaimWait:
-    """A pod, or all pods of a gang, whose claims are being bound."""
-
     leases: tuple[Lease, ...]
     open_claims: dict[ClaimKey, OpenClaim] = field(default_factory=dict)
     begun: "asyncio.Future[bool]" = field(default_factory=asyncio.Future)
-    """Whether all claims were bound as it began."""
     is_beginning: bool = True
     has_changed: bool = False
-    """A claim changed while it was beginning."""
     explain_at: float = 0.0
 
     @property
@@ -101,7 +94,6 @@ class ClaimWait:
 class SettledPlacements:
     ready: list[PlacementChosen] = field(default_factory=list)
     unresolved: list[str] = field(default_factory=list)
-    """Why the claims of others cannot be read or written now: they must be published again."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -120,7 +112,7 @@ class VolumeBinder:
         self._waits: dict[str, ClaimWait] = {}
         """By gang, or by UID of a pod without one."""
         self._ended: list[Lease] = []
-        """Leases that ended before their claims were bound."""
+        """Before their claims were bound."""
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
         self._begun = asyncio.Event()
         self._changed = asyncio.Event()
@@ -131,11 +123,7 @@ class VolumeBinder:
     # Placements
 
     async def settle(self, placements: Sequence[PlacementChosen]) -> SettledPlacements:
-        """Return the placements whose claims are bound.
-
-        The others are published again when theirs are bound, or given back. Of a gang, either all
-        placements are ready or none.
-        """
+        """Return the placements whose claims are bound: of a gang, all or none."""
         settled = SettledPlacements()
         units: dict[str, list[PlacementChosen]] = {}
         for placement in placements:
@@ -165,10 +153,9 @@ class VolumeBinder:
         return not members or await self.are_bound(members)
 
     async def are_bound(self, leases: Sequence[Lease]) -> bool:
-        """Return whether the claims of a pod, or of a whole gang, are bound.
+        """Have the claims of a pod, or of a gang, bound; return whether they are.
 
-        If they are not, this has them bound. Raises a LeaseholdError if a claim or a volume cannot
-        be read or written now.
+        Raises a LeaseholdError if a claim or a volume cannot be read or written now.
         """
         with_claims = [lease for lease in leases if lease.claims]
         if all(self._bound.get((lease.pod, lease.version)) for lease in with_claims):
@@ -213,7 +200,7 @@ class VolumeBinder:
         return False
 
     async def _begin_claims(self, wait: ClaimWait) -> str:
-        """Choose a volume, or a node, for each claim; return why that failed, or an empty text."""
+        """Return why a volume, or a node, cannot be chosen for a claim."""
         names = sorted({lease.node for lease in wait.leases if lease.claims})
         read_nodes = await asyncio.gather(*map(self._get_node, names))
         nodes = dict(zip(names, read_nodes, strict=True))
@@ -262,7 +249,6 @@ class VolumeBinder:
         return ""
 
     async def _unreachable(self, claim: ApiVolumeClaim, nodes: Iterable[NodeFacts]) -> str:
-        """Return which node does not reach the volume of a bound claim, or an empty text."""
         name = claim.spec.volume_name
         volume = await self.volumes.get_volume(name)
         if volume is None:
@@ -278,7 +264,6 @@ class VolumeBinder:
     async def _reserve_volume(
         self, claim: PodClaim, stored: ApiVolumeClaim, nodes: Sequence[NodeFacts]
     ) -> bool:
-        """Reserve the smallest volume that is free and that the nodes reach, if there is one."""
         for candidate in claim.volumes:
             if not all(reaches(node, candidate.terms) for node in nodes):
                 continue
@@ -299,7 +284,6 @@ class VolumeBinder:
 
     @loops
     async def follow_claims(self) -> None:
-        """Follow the changes of claims while some are being bound."""
         while True:
             await self._begun.wait()
             version = await self.volumes.version()
@@ -323,7 +307,6 @@ class VolumeBinder:
     async def _apply(
         self, key: str, wait: ClaimWait, claim_key: ClaimKey, stored: ApiVolumeClaim | None
     ) -> None:
-        """Take over the state of a claim; publish the placements again once all are bound."""
         open_claim = wait.open_claims.get(claim_key)
         if open_claim is None or self._waits.get(key) is not wait:
             return
@@ -348,7 +331,7 @@ class VolumeBinder:
     async def _publish_again(
         self, key: str, wait: ClaimWait, last: Mapping[ClaimKey, OpenClaim]
     ) -> None:
-        """Publish the placements of a wait; their handler checks that the nodes reach the volumes.
+        """Publish the placements again; their handler checks that the nodes reach the volumes.
 
         `last` are read again if that fails.
         """
@@ -364,7 +347,6 @@ class VolumeBinder:
 
     @loops(wait=lambda binder: binder.wait())
     async def keep_reservations(self) -> None:
-        """Extend the reservations of pods that wait for claims, until their time is over."""
         self._changed.clear()
         now = self.clock.now()
         for key, wait in list(self._waits.items()):
@@ -383,11 +365,7 @@ class VolumeBinder:
         await wait_for_event(self._changed, KEEP_S if self._waits or self._ended else None)
 
     async def _end_gone(self, wait: ClaimWait) -> bool:
-        """End the leases of pods that are gone; return whether there were any.
-
-        A pod may be deleted before it has a lease that its end could end: it must not keep one for
-        as long as claims may take.
-        """
+        """A pod may be deleted before it has a lease that its end could end."""
         try:
             gone = await self.holders.read_gone(wait.leases)
         except UnavailableError:
@@ -402,7 +380,6 @@ class VolumeBinder:
             self.conditions.repeat(explain_deferred(lease, text), self.events)
 
     async def _explanation(self, wait: ClaimWait, *, over: bool = False) -> str:
-        """Return for which claim pods wait, or have waited for too long, with its last warning."""
         if not wait.open_claims:
             return "its claims are bound, which is being published"
         first, *others = wait.open_claims
@@ -422,10 +399,10 @@ class VolumeBinder:
     # Ends
 
     async def _fail(self, key: str, wait: ClaimWait, reason: str) -> None:
-        """Give back all reservations of a wait, and publish that their pods are not bound.
+        """Give back all reservations of a wait.
 
-        What was written to their claims is undone first: of a binder that is killed in between,
-        another one has the claims bound anew.
+        Their claims are undone first: if a binder is killed in between, another one has them bound
+        anew.
         """
         self._forget(key, wait)
         for lease in wait.leases:
@@ -448,7 +425,7 @@ class VolumeBinder:
         )
 
     def forsake(self, leases: Iterable[Lease]) -> None:
-        """Undo, soon, what was written to claims for pods whose leases have ended."""
+        """Undo, soon, what was written to claims of ended leases."""
         ended = [lease for lease in leases if lease.claims]
         if ended:
             self._ended += ended
@@ -466,9 +443,9 @@ class VolumeBinder:
                 logger.warning("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
 
     async def _undo(self, lease: Lease, *, is_held: bool = False) -> None:
-        """Select no node any more for claims that are not bound; a reserved volume stays theirs.
+        """Select no node for claims that are not bound; a reserved volume stays theirs.
 
-        Claims of a pod that has a lease on the node are left, unless it `is_held` by the caller.
+        Claims of a pod with a lease on the node are left, unless the caller holds it.
         """
         [now] = await self.ledger.load([lease.pod])
         is_there = now is not None and now.state in LIVE and now.node == lease.node
@@ -501,7 +478,7 @@ def _versions(leases: Iterable[Lease]) -> Versions:
 
 
 def _was_reset(open_claim: OpenClaim, stored: ApiVolumeClaim) -> bool:
-    """Return whether its provisioner has given up the node that was selected for a claim."""
+    """Return whether the provisioner has given up the selected node."""
     version = open_claim.selected_version
     return bool(version) and not is_older(stored.metadata.resource_version, version)
 

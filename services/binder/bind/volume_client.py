@@ -17,7 +17,7 @@ from shared.model.devices.node import NodeFacts
 from shared.model.names import NodeName
 
 BOUND_BY_CONTROLLER = "pv.kubernetes.io/bound-by-controller"
-"""Annotation of a volume that no user reserved for its claim: controllers may unbind it again."""
+"""No user reserved the volume for its claim: controllers may unbind it again."""
 CLAIMS_PATH = "/api/v1/persistentvolumeclaims"
 KIND = "PersistentVolumeClaim"
 MOST_EVENTS = 50
@@ -58,7 +58,7 @@ class VolumeClient:
             return None
 
     async def get_node(self, name: NodeName) -> NodeFacts | None:
-        """Return the name and labels of a node, or None if there is none."""
+        """Return only name and labels."""
         try:
             node = await self.client.read(node_path(name), ApiObject)
         except NotFoundError:
@@ -66,7 +66,7 @@ class VolumeClient:
         return NodeFacts(name=name, labels=node.metadata.labels)
 
     async def select_node(self, claim: ApiVolumeClaim, node: NodeName | None) -> ApiVolumeClaim:
-        """Have the claim's volume provisioned for a node, or for none; return it as it is then.
+        """Have the claim's volume provisioned for a node, or for none.
 
         Raises ConflictError if the claim has changed since it was read.
         """
@@ -82,7 +82,7 @@ class VolumeClient:
         return await self.client.patch_merge(path, patch, ApiVolumeClaim)
 
     async def reserve_volume(self, volume: ApiVolume, claim: ApiVolumeClaim) -> None:
-        """Reserve a volume for a claim, which kube-controller-manager then binds to it.
+        """Reserve a volume for a claim; kube-controller-manager then binds both.
 
         Raises ConflictError if the volume has changed since it was read.
         """
@@ -104,7 +104,6 @@ class VolumeClient:
         await self.client.patch_merge(_volume_path(volume.metadata.name), patch)
 
     async def last_warning(self, namespace: str, claim: str) -> str:
-        """Return the message of the newest warning about a claim, or an empty text."""
         query = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={claim}"}
         path = objects_path(namespace, "events")
         page = await self.client.list_page(path, query=query, limit=MOST_EVENTS)
@@ -113,12 +112,11 @@ class VolumeClient:
         return newest.message
 
     async def version(self) -> str:
-        """Return the present resource version of claims."""
         page = await self.client.list_page(CLAIMS_PATH, query={}, limit=1)
         return page.metadata.resource_version
 
     async def changes(self, version: str) -> AsyncGenerator[WatchEvent[ApiVolumeClaim], None]:
-        """Yield the changes of all claims after a version, until the API server ends the watch."""
+        """The API server ends the watch from time to time."""
         lines = LineSplitter()
         reader = EventReader(ApiVolumeClaim)
         query = {

@@ -1,8 +1,6 @@
 """What agents report: leases that the ledger has lost are restored; what cannot be is refused.
 
-A node agent reports its allocations. If the ledger has no lease for such a pod, and Kubernetes
-shows the pod bound to that node, a write of the ledger was lost: an older file was loaded, or a
-rebuild missed a Binding in flight.
+A write of the ledger was lost, or a rebuild missed a Binding in flight.
 """
 
 import asyncio
@@ -32,16 +30,15 @@ BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
 LOOKUPS_S = 10.0
 """Time over which look-ups of pods without a lease are counted for each node."""
 MOST_LOOKUPS = 32
-"""Pods without a lease on a node that are read for its agent within `LOOKUPS_S` seconds."""
+"""For the agent of one node, within `LOOKUPS_S`."""
 E = TypeVar("E", ShareRefused, ViolationFound)
 
 
 @dataclass(slots=True)
 class LostAllocations:
     again: set[PodUid] = field(default_factory=set)
-    """Pods to be tried again."""
     refused: dict[NodeName, str] = field(default_factory=dict)
-    """Nodes whose agents report what they cannot have, with the reason."""
+    """Nodes whose agents report what they cannot have."""
 
     def add(self, other: Self) -> None:
         self.again |= other.again
@@ -57,10 +54,7 @@ class LostLeases:
     clock: Clock
 
     async def read_copies(self, leases: Sequence[Lease]) -> list[str | None]:
-        """Return the copy of its lease that each holder carries, or None if it cannot be read now.
-
-        The text is empty if it carries none, or is not the holder of the lease any more.
-        """
+        """Return the copy that each holder carries, or None if it cannot be read now."""
         return [
             None
             if isinstance(pod, LeaseholdError)
@@ -71,11 +65,10 @@ class LostLeases:
         ]
 
     async def restore(self, used: Iterable[Lease]) -> LostAllocations:
-        """Restore the leases of those pods that run on the nodes whose agents report them.
+        """Restore the leases of pods that run on the nodes whose agents report them.
 
-        Their reservations, and leases of claims that are not prepared, make room. A lease that does
-        not fit beside others then stays out until one of these has ended: the node agent gives out
-        nothing more of the device meanwhile.
+        Their reservations, and leases of unprepared claims, make room. A lease that does not fit
+        then stays out until others have ended.
         """
         outcome = LostAllocations()
         leases = list(used)
@@ -112,7 +105,7 @@ class LostLeases:
         return {lease.pod for lease, _ in misfits}
 
     async def _end_reserved(self, misfits: Sequence[Lease]) -> list[Lease]:
-        """End reservations of these pods, which run: a rollback has brought them back."""
+        """A rollback has brought the reservations of these running pods back."""
         stored = await self.ledger.load([lease.pod for lease in misfits])
         held = [lease for lease in stored if lease and lease.state is LeaseState.RESERVED]
         return await release_as_read(self.ledger, held, reason=BOUND_BEFORE)
@@ -149,7 +142,7 @@ async def release_as_read(
 
 @dataclass(eq=False)
 class NodeRefusals:
-    """Refuses what is not a node's to say: counted, reported on its Node, and the node is cordoned.
+    """Refuses what is not a node's to say.
 
     A node may speak of a pod that has a lease there, or that Kubernetes shows there.
     """
@@ -199,7 +192,6 @@ class NodeRefusals:
         return pod.node == event.node
 
     def _may_look_up(self, node: NodeName) -> bool:
-        """Count a look-up of a pod that the node names; return whether it may be made."""
         now = self.clock.ticks()
         if now >= self._lookups_until:
             self._lookups.clear()

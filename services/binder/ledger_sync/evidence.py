@@ -1,8 +1,4 @@
-"""What a binder remembers of lists of pods and of agents' reports, for comparisons and a rebuild.
-
-Every replica receives all of them as copies, of which some may be lost: whoever waits for one
-requests it again.
-"""
+"""What a binder remembers of lists of pods and agents' reports, to compare and to rebuild."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +14,7 @@ MOST_LISTINGS = 4
 LISTING_S = 600.0
 """How long a list of pods of which parts are missing is kept."""
 MOST_REPORTS = 16
-"""Of one node that are read: a node that always reports something else would hold up a rebuild."""
+"""Of one node: one that always reports something else would hold up a rebuild."""
 
 
 @dataclass(slots=True)
@@ -32,7 +28,7 @@ class Listing:
 
 
 class CollectedEvidence:
-    """Lists of pods at any time; reports, and the leases' texts, while this binder rebuilds."""
+    """Reports and the leases' texts are kept only while this binder rebuilds."""
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self._listings: ExpiringMap[str, Listing] = ExpiringMap(
@@ -56,7 +52,6 @@ class CollectedEvidence:
         self.add_reports(events)
 
     def add_chunks(self, chunks: Iterable[PodsListed]) -> None:
-        """Remember chunks of lists; without the leases' texts, which only a rebuild reads."""
         for chunk in chunks:
             listing = self._listings.get(chunk.listing_id) or Listing(chunk.chunks)
             pods = chunk.pods if self._is_rebuilding else _without_leases(chunk.pods)
@@ -72,17 +67,15 @@ class CollectedEvidence:
         return list(listing.pages.values())
 
     def answer_to(self, request_id: str) -> list[ListedPods] | None:
-        """Return the parts of a complete list that began after this request, or None."""
+        """Return a complete list that began after this request, or None."""
         listing_id = self._answers.get(request_id)
         return None if listing_id is None else self.listed(listing_id)
 
     def begin_rebuild(self) -> None:
-        """Begin to collect: what was collected for an earlier rebuild is forgotten."""
         self.end_rebuild()
         self._is_rebuilding = True
 
     def end_rebuild(self) -> None:
-        """Collect no more, and forget what was collected."""
         self._is_rebuilding = False
         for collected in (self._newest, self._counts, self._unread):
             collected.clear()
@@ -100,7 +93,7 @@ class CollectedEvidence:
                 self._unread[report.node] = report.allocations
 
     def take_reports(self) -> Mapping[NodeName, tuple[Allocation, ...]]:
-        """Return the newest allocations of nodes that have reported others since the last call."""
+        """Return the newest allocations that have changed since the last call."""
         taken, self._unread = self._unread, {}
         return taken
 

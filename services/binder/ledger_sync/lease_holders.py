@@ -1,4 +1,4 @@
-"""Reads the holder of a lease from the API server as it is now: a pod, or a ResourceClaim."""
+"""Reads the holder of a lease as it is now: a pod, or a ResourceClaim."""
 
 import asyncio
 import logging
@@ -22,9 +22,8 @@ from shared.pods.pod_snapshot import PodSnapshot, generation_of
 logger = logging.getLogger(__name__)
 
 MAX_READS = 32
-"""Pods and claims read at once."""
 MANY = 16
-"""So many pods of a namespace are listed, and those that are not in the list are read."""
+"""So many pods of a namespace are listed."""
 
 HolderGone = PodTerminated | ClaimDeallocated
 R = TypeVar("R", bound=Lease | PodGated | PodQueued)
@@ -43,11 +42,7 @@ class LeaseHolders:
     async def find(
         self, namespace: Namespace, name: str, *, claim: bool, generation: str = ""
     ) -> PodSnapshot | None:
-        """Return the pod, or the allocated ResourceClaim, of this name, or None if there is none.
-
-        With a `generation`, it is the claim's allocation. Raises a LeaseholdError if it cannot be
-        read.
-        """
+        """Raises a LeaseholdError if the pod or claim cannot be read."""
         async with self._reads:
             if not claim:
                 return await self.pods.get(namespace, name)
@@ -59,7 +54,7 @@ class LeaseHolders:
         )
 
     async def read(self, leases: Iterable[Lease]) -> list[PodSnapshot | LeaseholdError | None]:
-        """Return the holder of each lease, or what has its name now; or why it cannot be read."""
+        """Return what has each holder's name now, or why it cannot be read."""
         named = list(leases)
         holders = await asyncio.gather(*map(self._read, named))
         errors = [
@@ -82,10 +77,10 @@ class LeaseHolders:
             return error
 
     async def read_pods(self, records: Sequence[R]) -> list[tuple[R, PodSnapshot | None]]:
-        """Return each record with its pod, or None if that is gone, whatever has its name.
+        """Return each record with its pod, or None if that is gone.
 
-        Those of a gang are listed at once: each read costs the API server as much as a Binding.
-        Raises UnavailableError while the API server does not respond.
+        Many are listed at once: each read costs the API server as much as a Binding. Raises
+        UnavailableError while the API server does not respond.
         """
         listed: dict[PodUid, PodSnapshot] = {}
         for namespace, count in Counter(record.namespace for record in records).items():
@@ -103,7 +98,7 @@ class LeaseHolders:
         return [(record, listed.get(record.pod)) for record in records]
 
     async def read_gone(self, leases: Sequence[Lease]) -> list[PodTerminated]:
-        """Return events for the pods of these leases that the API server has no more, or that end.
+        """Return events for pods that are gone, or end.
 
         Raises UnavailableError while the API server does not respond.
         """

@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 25.0
 """An agent that has not replied for this long counts as dead, and its pods as terminated."""
 MIN_MISSED_REPLIES = 10
-"""At least: a suspended binder received no replies either."""
+"""A suspended binder received no replies either."""
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
 SHARED_AGAIN_S = 3600.0
 """A device that two nodes report is reported again after this time."""
 MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
-"""What an agent has given out: a pod, and the version and the last resize of its lease."""
+"""A pod, and the version and last resize of its lease."""
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
@@ -53,17 +53,15 @@ GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 class VanishedPod:
     lease: Lease
     silent_since: float | None = None
-    """Of the first request without a reply, as the ledger has it: no restart begins it anew."""
+    """In the ledger: no restart begins it anew."""
     missed_replies: int = 0
-    """By this binder, in a row."""
 
 
 @dataclass(eq=False)
 class VanishedPods:
-    """Leases whose pods are gone from the API server but may still run: they were deleted by force.
+    """Leases of pods that were deleted by force, and may still run.
 
-    Their nodes' agents get a request every second; one that stays silent counts as the end of its
-    node.
+    A node whose agent stays silent counts as gone.
     """
 
     ledger: RedisLeases
@@ -94,7 +92,7 @@ class VanishedPods:
         ]
 
     async def _load_leases(self, pods: Collection[PodUid]) -> None:
-        """Read the lease of each pod once: there may be thousands for as long as a zone is down."""
+        """Read the lease of each pod once: there may be thousands while a zone is down."""
         new = [pod for pod in pods if pod not in self._pods]
         loaded = await self.ledger.load(new) if new else []
         live = (lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED)
@@ -135,7 +133,6 @@ class VanishedPods:
         return self.clock.now() - pod.silent_since >= SILENCE_S
 
     async def _end(self, leases: Sequence[Lease]) -> list[Lease]:
-        """End leases as the ledger has them now: on their nodes, the containers have terminated."""
         current = await self.ledger.load([lease.pod for lease in leases])
         nodes = {lease.pod: lease.node for lease in leases}
         ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
@@ -156,8 +153,8 @@ class LedgerUpdater:
 
     def __post_init__(self) -> None:
         self._activated: dict[NodeName, frozenset[_Held]] = {}
-        """Pods whose leases were active in the ledger of `_generation`, with the version that the
-        agent has: no lease ends while its pod's containers run, so they are compared once."""
+        """By the ledger of `_generation`: no lease ends while its pod's containers run, so these
+        are compared once."""
         self._generation = ""
         self._shared_devices: ExpiringMap[DeviceUuid, tuple[NodeName, NodeName]] = ExpiringMap(
             self.clock.ticks, expires_s=SHARED_AGAIN_S, most=MOST_SHARED
@@ -187,7 +184,7 @@ class LedgerUpdater:
         self.ledger.freed.set()
 
     async def list_leases(self, node: NodeName, pods: Sequence[PodUid]) -> tuple[Lease, ...]:
-        """Return the leases of a node; without `pods`, all of them."""
+        """Without `pods`, return all leases of the node."""
         if not pods:
             return tuple(await self.ledger.load_node(node))
         leases = await self.ledger.load(pods)
@@ -215,11 +212,11 @@ class LedgerUpdater:
                 reports[report.node] = with_unread(report, stored.get(report.node, ()))
 
     async def activate(self, events: Sequence[ShareActivated]) -> dict[NodeName, str]:
-        """Record that the kubelet has these pods' devices; return nodes as `save_devices` does."""
+        """Returns nodes as `save_devices` does."""
         return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        """End the leases that agents refused. A claim may have another one by now: that stays."""
+        """A later lease of a claim stays."""
         refused = {event.pod: event for event in events if event.pod is not None}
         leases = [
             lease
@@ -236,7 +233,7 @@ class LedgerUpdater:
     ) -> list[LeaseChanged | BindingFailed]:
         """End the leases of pods that are gone; query the node agent where one may still run.
 
-        The other pods of a gang that lose their reservations with them must be placed again.
+        Other pods of their gangs that lose reservations are placed again.
         """
         phases = {event.pod: event.phase for event in events}
         terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
@@ -253,8 +250,7 @@ class LedgerUpdater:
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
-        If a gang's reservation ends while none of its pods is bound, all of the gang's end. Raises
-        ConflictError if a lease has moved on since.
+        Raises ConflictError if a lease has moved on since.
         """
         released = await release_as_read(self.ledger, leases, reason=reason)
         others = {lease.pod for lease in leases} - {lease.pod for lease in released}
@@ -286,10 +282,9 @@ class LedgerUpdater:
         )
 
     async def _activate_reported(self, reports: Iterable[DeviceReported]) -> dict[NodeName, str]:
-        """Activate the leases that agents report as active, whenever that set has changed.
+        """Activate the leases that agents report, whenever that set has changed.
 
-        After a rebuild, by whichever binder, all of them. Returns nodes whose agents report what
-        they cannot have.
+        Returns nodes as `save_devices` does.
         """
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:  # the ledger is being rebuilt, which collects all reports again
@@ -318,7 +313,7 @@ class LedgerUpdater:
     async def _activate(self, allocations: Sequence[Allocation]) -> LostAllocations:
         """Activate leases on the nodes of their agents; restore those that are missing.
 
-        An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
+        Agents report pods that have ended for up to 10 s: that is no anomaly.
         """
         used = _newest(allocation.lease for allocation in allocations)
         activated = dict(zip(used, await self.ledger.activate(list(used)), strict=True))
@@ -346,12 +341,9 @@ class LedgerUpdater:
     ) -> tuple[LostAllocations, set[PodUid]]:
         """Compare stored leases with those that agents use; return pods whose lease has ended.
 
-        An agent that has a size from before a resize follows the lease. Where they differ
-        otherwise, the copy that the pod carries decides. A rebuild that missed a Binding in flight
-        gives a lease of other slots: with another slot of the same device, the ledger would have no
-        room for the pod that really has it. A rollback to before a resize gives one of an earlier
-        size. A report may be late: of a claim that was allocated anew since, it says nothing about
-        the lease.
+        An agent with a size from before a resize follows the lease. Otherwise the pod's copy
+        decides: a rebuild that missed a Binding in flight gives a lease of other slots, and a
+        rollback one of an earlier size.
         """
         outcome = LostAllocations()
         replaced = list[Lease]()
@@ -378,7 +370,6 @@ class LedgerUpdater:
     async def _restore_sizes(
         self, pairs: Iterable[tuple[Lease, Lease]], outdated: list[Lease]
     ) -> None:
-        """Let agents follow leases that replace what they have, and those that they have missed."""
         if outdated:  # their agents follow newer leases only
             await self.ledger.restore(outdated, now=self.clock.now())
         unsynced = [*outdated, *(stored for stored, used in pairs if _is_late(used, stored))]
@@ -402,14 +393,13 @@ def _differ(stored: Lease, used: Lease) -> bool:
 
 
 def _is_late(used: Lease, stored: Lease) -> bool:
-    """Return whether an agent has another size than the stored lease, from before a resize."""
+    """Return whether an agent has a size from before a resize."""
     is_same = generation_of(used) == generation_of(stored) and slots_of(used) == slots_of(stored)
     is_resized_since = stored.resized_at > used.resized_at
     return is_same and is_resized_since and sizes_of(stored.shares) != sizes_of(used.shares)
 
 
 def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
-    """Return whether the copy is of a later lease than the stored one, and of the one in use."""
     if places_of(copy) != places_of(used):
         return False
     return slots_of(stored) != slots_of(used) or is_resized(stored, copy)

@@ -14,8 +14,6 @@ NOTE_S = 600.0
 
 @dataclass(eq=False)
 class LibraryRemoval:
-    """Each binder of a version keeps its library on the server."""
-
     libraries: FunctionLibraries
 
     @loops(every_s=NOTE_S)

@@ -1,8 +1,6 @@
 """Rebuilds an empty ledger, or single records: from what agents and pods report.
 
-It reads the evidence in its own memory: the listing when it is complete, then reports as they
-arrive. A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger
-refuses reservations until the rebuild is finished.
+A binder that takes the rebuild over begins again. Meanwhile the ledger refuses reservations.
 """
 
 import asyncio
@@ -36,7 +34,7 @@ from shared.runtime.service import Publish, loops
 logger = logging.getLogger(__name__)
 RebuildEvent = LedgerRebuilt | ResyncRequested
 KeepOn = Callable[[], Awaitable[bool]]
-"""Raises an error once the work is in vain; returns whether all quotas are known."""
+"""Raises an error once the work is in vain; returns whether all quotas are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +52,15 @@ class RebuildTiming:
     lock_s: float = 6.0
     """A replica that dies while it rebuilds is replaced after this."""
     resync_every_s: float = 5.0
-    """Until a listing is requested again that is not there; twice as long each time, since a
-    listing of many pods takes its time."""
+    """Until a missing listing is requested again; twice as long each time, since a listing of many
+    pods takes its time."""
     compare_again_s: float = 10.0
-    """Until pods are compared once more. A pod whose deletion was among the lost writes can be
-    recorded as waiting after the rebuild, by an event that was sent before the deletion; all such
-    events have been handled by then."""
+    """Until pods are compared once more: an event from before a lost deletion may record a pod as
+    waiting after the rebuild. All such events have been handled by then."""
 
 
 @dataclass(eq=False, kw_only=True)
 class LedgerRebuild:
-    """One rebuild at a time, by one replica."""
-
     ledger: RedisLeases
     evidence: CollectedEvidence
     publish: Publish
@@ -174,10 +169,7 @@ class LedgerRebuild:
         return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
     async def _bound_since(self, recovery: Recovery, keep_on: KeepOn) -> list[Evidence]:
-        """Return the leases of pods that agents report, and that were bound after the listing.
-
-        A pod that cannot be read is compared again with the next listing.
-        """
+        """Return reported leases of pods that were bound after the listing."""
         bound: list[Evidence] = []
         unlisted = list(recovery.unlisted.values())
         for first in range(0, len(unlisted), MAX_READS):
@@ -192,7 +184,6 @@ class LedgerRebuild:
         return bound
 
     async def _list_pods(self, request_id: str, keep_on: KeepOn) -> list[BoundPod]:
-        """Request a resync, again until a listing is there; return its pods and claims."""
         pause_s = 0.0
         requested_at = self.clock.ticks()
         while True:
@@ -212,7 +203,7 @@ class LedgerRebuild:
     async def _leases(
         self, recovery: Recovery, keep_on: KeepOn, pods: Collection[PodUid] | None = None
     ) -> AsyncIterator[Sequence[Evidence]]:
-        """Yield the leases to restore, or those of some pods; first those that agents report."""
+        """Yield the leases to restore, first those that agents report."""
         since = self.clock.ticks()
         awaited = len(recovery.silent)
         silent_before = awaited
@@ -244,7 +235,7 @@ class LedgerRebuild:
         yield await self._bound_since(recovery, keep_on)
 
     async def _await_bindings(self, keep_on: KeepOn) -> None:
-        """Wait for the Bindings in flight: the listing must include their pods."""
+        """Wait for Bindings in flight: the listing must include their pods."""
         deadline = self.clock.ticks() + self.timing.own_bindings_s
         await self.clock.sleep(self.timing.settle_s)
         while self.bindings_in_flight() and self.clock.ticks() < deadline:
@@ -252,7 +243,7 @@ class LedgerRebuild:
             await self.clock.sleep(self.timing.poll_s)
 
     async def _extend_lock(self, token: str) -> bool:
-        """Return whether all quotas are known."""
+        """Return whether all quotas are read."""
         now = self.clock.now()
         return await self.ledger.extend_rebuild(token, now=now, lock_s=self.timing.lock_s)
 

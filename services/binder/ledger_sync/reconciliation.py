@@ -50,8 +50,8 @@ Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested
 class LedgerMismatch:
     """The differences between the ledger, which is added page by page, and the cluster.
 
-    A lease that was made after the listing began counts as an orphan, too: its pod is read. So does
-    a reservation if its pod is neither on a node nor `unbound`: a rollback brought it back.
+    A lease that is younger than the listing is an orphan, too: its pod is read. So is a reservation
+    whose pod is neither on a node nor `unbound`: a rollback brought it back.
     """
 
     def __init__(self, pods: Iterable[BoundPod], unbound: Iterable[PodUid] = ()) -> None:
@@ -73,13 +73,12 @@ class LedgerMismatch:
                 self.orphans.append(lease)
 
     def unleased(self) -> list[BoundPod]:
-        """Return pods with a lease in their annotation that none of the added leases is."""
         return [pod for pod in self._listed.values() if pod.lease and pod.pod not in self._leased]
 
 
 @dataclass(eq=False)
 class Reconciler:
-    """Compares complete listings with the ledger; a read of the pod itself decides."""
+    """Compares listings with the ledger; a read of the pod itself decides."""
 
     ledger: RedisLeases
     holders: LeaseHolders
@@ -95,9 +94,7 @@ class Reconciler:
     async def reconcile_listing(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Compare the ledger with each list of which these are the last chunks.
 
-        Other chunks arrive as copies; if one is missing, another list is requested. Raises
-        UnavailableError, so that the list is compared again, if a pod cannot be read; the
-        corrections for the others are published before that.
+        Raises UnavailableError, after publishing other corrections, if a pod cannot be read.
         """
         self.evidence.add_chunks(chunks)
         corrections: list[Correction] = []
@@ -171,9 +168,9 @@ class Reconciler:
             logger.error("ledger mismatch: %s", summarize(texts))
 
     async def _find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
-        """Return events for recorded pods that are gone; `unbound` are the pods without a node.
+        """Return events for recorded pods that are gone; remove records of bound ones.
 
-        Records of pods that are bound by now, without a lease of ours, are removed.
+        `unbound` are all pods without a node.
         """
         recorded = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
         await self._remove_bound([record for record, pod in recorded if pod and pod.node])
@@ -207,7 +204,7 @@ class Reconciler:
     async def remove_deleted_nodes(self, listings: Sequence[NodesListed]) -> None:
         """Remove the nodes that are missing from the newest list and are deleted.
 
-        A read of the node itself decides. One of a higher revision, saved meanwhile, stays.
+        A read of the node decides.
         """
         if await self.ledger.generation() is None:
             return
@@ -228,8 +225,7 @@ def correction_for(
 ) -> HolderGone | PlacementChosen | Lease | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
-    A committed lease whose pod is not bound has lost its Binding, which must be sent again. A lease
-    whose pod is bound to another node is returned: it must end.
+    A lease whose pod is on another node is returned: it must end.
     """
     same_pod = pod is not None and pod.pod == lease.pod
     if pod is not None and same_pod and not pod.terminal:

@@ -1,8 +1,7 @@
-"""Has what is damaged written anew: records that cannot be decoded, and totals, with the ledger.
+"""Has damaged records and totals written anew, with the ledger.
 
-A record that cannot be decoded is written anew alone. A total that is not the sum of its leases
-says nothing of what is wrong, so the ledger is closed and rebuilt; and so it is if many records
-are damaged.
+A record that cannot be decoded is written anew alone. A wrong total does not show which record is
+wrong: the ledger is rebuilt.
 """
 
 import logging
@@ -28,23 +27,23 @@ POLICY_S = 1.0
 READ_S = 5.0
 """Interval between two readings of the ledger."""
 PAUSE_FACTOR = 20
-"""Reading takes at most a twentieth of the binder's time: a large ledger is read less often."""
+"""Reading takes at most a twentieth of the binder's time."""
 NOT_AGAIN_S = 600.0
 """Writing the same record or total anew has not helped; the audit and the alert remain."""
 MOST_REPAIRS = 10
-"""Within `NOT_AGAIN_S`, whatever is damaged: others wait during each."""
+"""Within `NOT_AGAIN_S`: others wait during each."""
 MOST_RENEWED = 64
-"""Records that are written anew alone; if more are damaged, the ledger is rebuilt."""
+"""If more are damaged, the ledger is rebuilt."""
 MOST_UNNAMED = 1000
-"""Pods of unreadable leases that are remembered until their leases are restored."""
+"""Pods of unreadable leases, until these are restored."""
 
 
 @dataclass(eq=False)
 class RecordWatch:
     """Reads the ledger while this binder leads.
 
-    What is damaged in two readings in a row is written anew. The Event of a pod follows once its
-    lease is restored, with its name.
+    What is damaged in two readings in a row is written anew. A pod's Event follows once its lease,
+    with its name, is restored.
     """
 
     ledger: RedisLeases
@@ -128,10 +127,7 @@ class RecordWatch:
 
 
 def damages_in(reading: LedgerReading) -> dict[str, str]:
-    """Return texts by what is damaged: the kind and key of a record, or the subject of a total.
-
-    While a record cannot be decoded, totals are not the sums of the others, which says nothing.
-    """
+    """Return texts by record or total; with unreadable records, totals say nothing."""
     if reading.unreadable:
         return {
             _name(record): f"{_name(record)} cannot be decoded" for record in reading.unreadable

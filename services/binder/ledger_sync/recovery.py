@@ -1,8 +1,7 @@
 """Leases to restore in an empty ledger, from agents' reports and pods' annotations; pure.
 
-An agent's activation shows that the kubelet has devices, so it has precedence: it counts for a pod
-that Kubernetes shows on the agent's node, as far as the copy of the lease in the pod's annotation
-says so. The copies count alone where no agent reports. The ledger refuses what does not fit.
+An agent's report shows that the kubelet has devices, so it has precedence, as far as the copy in
+the pod's annotation agrees.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,15 +26,15 @@ K = TypeVar("K")
 class Evidence:
     lease: Lease
     is_hearsay: bool
-    """Its holder has no copy: only the agent of its node knows the lease."""
+    """Only the agent knows the lease: its holder has no copy."""
 
 
 def evidence_of(reported: Lease, copy: str) -> Evidence | str:
-    """Return the lease of a pod on its agent's node, by the pod's copy; or why it is none.
+    """Return the lease of a pod on its agent's node; or why it is none.
 
-    Without a valid copy it is what the agent reports. An agent may be stolen: its allocations say
-    that a pod uses devices, and the copy, which only binders write, says which and how much. The
-    agent may have less, after a resize, and never more. Slots are a matter of the agent alone.
+    An agent may be stolen: it says that a pod uses devices, and the copy, which only binders write,
+    says which and how much. After a resize the agent may have less, and never more. Slots are the
+    agent's alone. Without a valid copy its report counts.
     """
     written = copy_for(reported, copy)
     if written is None:
@@ -68,9 +67,9 @@ def _active(lease: Lease) -> Lease:
 def evidence_now(
     reported: Lease, holder: PodSnapshot | LeaseholdError | None
 ) -> Evidence | LeaseholdError | str:
-    """Return the lease of a holder that runs on its node; or an empty text if it does not run.
+    """Return the lease, an error, or why the agent cannot have it.
 
-    Or the error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
+    The text is empty if the holder does not run.
     """
     if isinstance(holder, LeaseholdError):
         return holder
@@ -82,7 +81,7 @@ def evidence_now(
 
 
 def copy_for(lease: Lease, text: str) -> Lease | None:
-    """Return the copy of the lease of this holder on this node, or None if the text is none."""
+    """Return the copy of this holder's lease on this node, or None."""
     return copy_in(
         BoundPod(
             pod=lease.pod,
@@ -96,12 +95,10 @@ def copy_for(lease: Lease, text: str) -> Lease | None:
 
 
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
-    """Return the slots of a lease, with their devices."""
     return frozenset((share.device, share.slot) for share in lease.shares)
 
 
 def is_resized(lease: Lease, later: Lease) -> bool:
-    """Return whether a lease has another size than the stored one, and a later one."""
     is_later = later.version > lease.version or later.resized_at > lease.resized_at
     return is_later and later.shares != lease.shares
 
@@ -116,12 +113,12 @@ def sizes_of(shares: Iterable[Share]) -> set[tuple[object, ...]]:
 
 
 def _place(share: Share) -> tuple[str, DeviceUuid, int | None]:
-    """Return the container and device of a share; the slot decides which MIG instance it is."""
+    """The slot decides which MIG instance it is."""
     return share.container, share.device, share.slot if share.mig else None
 
 
 def _least(written: Share, reported: Share) -> Share:
-    """Return the share with its agent's slot, and the size that it gives, unless that is more."""
+    """Return the share with its agent's slot, and the smaller size of both."""
     if written.slot != reported.slot:
         written = structs.replace(written, slot=reported.slot, fence=reported.fence)
     memory_mib = min(written.memory_mib, reported.memory_mib)
@@ -137,18 +134,17 @@ def _least(written: Share, reported: Share) -> Share:
 class Recovery:
     """Evidence of leases: one complete listing, then agents' reports, some nodes at a time.
 
-    Leases are returned to be restored in the order of the methods.
+    Leases are restored in the order of the methods.
     """
 
     def __init__(self, pods: Iterable[BoundPod]) -> None:
         self.silent: set[NodeName] = set()
-        """Nodes that have a pod with a lease, and have not reported."""
+        """Nodes with leases that have not reported."""
         self.problems: list[str] = []
         self.unlisted: dict[tuple[PodUid, NodeName], Lease] = {}
-        """Activated leases whose pods are not listed: they may have been bound since."""
+        """Their pods may have been bound since the listing."""
         self.lagging: list[Lease] = []
-        """Leases of another size than their pods' annotations, or their agents, have, or that wait
-        for a smaller one: a resize was in progress."""
+        """Their pods' copies or agents have another size: a resize was in progress."""
         self._listed: dict[PodUid, BoundPod] = {}
         self._unreported: dict[PodUid, BoundPod] = {}
         for pod in pods:
@@ -187,7 +183,7 @@ class Recovery:
         yield evidence
 
     def annotated(self) -> Iterator[list[Lease]]:
-        """Yield the leases in annotations of all other pods, each node's oldest first."""
+        """Yield the copies of all other pods, each node's oldest first."""
         by_node: dict[NodeName, list[BoundPod]] = {}
         for pod in self._unreported.values():
             by_node.setdefault(pod.node, []).append(pod)

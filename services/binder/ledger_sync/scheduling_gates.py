@@ -1,7 +1,6 @@
 """Removes the scheduling gates of pods whose namespace has budget again, by priority and age.
 
-The webhook adds the gate when it admits a pod whose namespace has used up its budget, if the budget
-queues new pods. A gate can only be removed afterwards, and only binders write pods.
+The webhook adds the gate where a used-up budget queues new pods.
 """
 
 import asyncio
@@ -24,18 +23,16 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 5.0
 """Pause if no budget and no gated pod arrives."""
 BATCH = 16
-"""Gates removed at once, before the budget is read again."""
 UNKNOWN_S = 120.0
 """A namespace whose budget has been unknown for this long counts as having budget left."""
 REFUSED_S = 60.0
 """Pause before the next try, where the API server refused to change a pod."""
 GATED_POLICIES = frozenset({"queue", "deny"})
-"""Policies for new pods under which waiting pods stay gated."""
 
 
 @dataclass(eq=False)
 class SchedulingGates:
-    """Removing a gate twice is harmless: any number of binders may do it."""
+    """Any number of binders may run it: removing a gate twice is harmless."""
 
     store: GatedPods
     pods: PodClient
@@ -87,7 +84,6 @@ class SchedulingGates:
         return budget.new_pods in GATED_POLICIES
 
     async def _remove_gates(self, namespace: Namespace) -> None:
-        """Remove gates in batches, highest priority and then oldest first, within the budget."""
         gated = await self._gated(namespace)
         for first in range(0, len(gated), BATCH):
             budget = (await self.store.namespaces()).get(namespace) if first else None

@@ -29,13 +29,11 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 1.0
 """What expires, ends or is freed is noticed this late, at most."""
 OFFER_S = 0.5
-"""How often the capacity number is read while pods wait, else every `SWEEP_S`; nothing else is done
-while it does not change."""
+"""How often the capacity number is read while pods wait, else every `SWEEP_S`."""
 NEXT_OFFER_S = 0.05
-"""An offer is decided in about this time; if it is refused, the next pods get the same offer."""
+"""An offer is decided in about this time; if it is refused, the next pods get it."""
 GANG_S = 2.0
-"""While pods of a gang come or go, the verdicts of all of them are decided again this often: each
-has their number."""
+"""While pods of a gang come or go, the verdicts of all of them are decided again this often."""
 REPEAT_OFFERS_S = 30.0
 """Interval of offers without freed capacity, in case an offer was lost."""
 OFFER_CONCURRENCY = 8
@@ -46,7 +44,7 @@ class Sweeper:
     ledger: RedisLeases
     clock: Clock
     forsake: Callable[[Iterable[Lease]], None]
-    """Undoes what was written to claims for pods whose leases have ended."""
+    """Undoes what was written to claims."""
 
     def __post_init__(self) -> None:
         self._offered_capacity = -1
@@ -55,11 +53,10 @@ class Sweeper:
         self._offers_complete = True
         self._have_waited = False
         self._resync_needed = False
-        """Whether something may have ended or been offered without an event."""
 
     @contextlib.contextmanager
     def resync_on_failure(self) -> Iterator[None]:
-        """Require a resync if the block fails: its write may have succeeded nevertheless."""
+        """A write that fails may have succeeded nevertheless."""
         try:
             yield
         except UnavailableError:
@@ -92,7 +89,6 @@ class Sweeper:
         ]
 
     async def offer(self) -> list[PodQueued]:
-        """Return the waiting pods that may fit now, if capacity was freed since the last time."""
         now = self.clock.ticks()
         has_freed = self.ledger.freed.is_set()
         self.ledger.freed.clear()
@@ -129,8 +125,7 @@ class Sweeper:
 class SchedulerOffers:
     """Makes kube-scheduler try a waiting pod again, once the ledger may have room for it.
 
-    Nothing of that is a change of an object at the API server, so one is made: an annotation of the
-    pod. An offer that is lost is made again by the ledger after 2 s.
+    It does so when a pod changes, so an annotation of the pod is written.
     https://kubernetes.io/docs/concepts/scheduling-eviction/scheduling-framework/#queueinghint
     """
 
@@ -143,7 +138,6 @@ class SchedulerOffers:
 
     @handles
     async def save_handed_over(self, events: Sequence[PodHandedOver]) -> None:
-        """Save pods that wait for kube-scheduler, with its reason beside that of the extender."""
         newest = {event.queued.pod: event for event in events}
         now = self.clock.now()
         await self.waiting_pods.hand_over(
@@ -157,7 +151,6 @@ class SchedulerOffers:
 
     @handles
     async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:
-        """Save pods that kube-scheduler has no node for; offer what was freed meanwhile."""
         newest = {event.queued.pod: event for event in events}
         now = self.clock.now()
         waiting = [

@@ -8,15 +8,13 @@ from shared.model.devices.device import UNNAMED, Device, UnreadDevice
 from shared.model.events.node_events import DeviceReported
 
 UNMEASURED_MIB = 1
-"""Memory of a device that no agent could read so far."""
+"""Of a device that no agent could read so far."""
 
 
 def with_unread(report: DeviceReported, stored: Iterable[Device]) -> DeviceReported:
-    """Return a report that has the unread devices, too, each unhealthy.
+    """An unread device is unhealthy, and keeps its size from the `stored` ones.
 
-    `stored` are the node's devices in the ledger, by which an unread device keeps its size. While
-    a GPU of the node has no UUID, it may be any of them, so all of them stay. The report never
-    has more than `MOST_DEVICES`.
+    While a GPU of the node has no UUID, it may be any of these, so all stay.
     """
     reported = {device.uuid for device in report.devices}
     unread = {gpu.uuid: gpu for gpu in report.unread if gpu.uuid not in reported}

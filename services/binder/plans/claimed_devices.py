@@ -28,8 +28,8 @@ async def reserve_claimed(
 ) -> dict[PodUid, PlacementChosen | str]:
     """Reserve what is claimed for waiting pods, once it is free: for all of a gang, or for none.
 
-    Returns their placements, or why a pod cannot run there: anti-affinity keeps it off its node by
-    now. A pod of which something is not free yet is left out.
+    Returns their placements, or why a pod cannot run there. A pod of which something is not free
+    yet is left out.
     """
     nodes = {reservation.pod: reservation.candidates[0].node for reservation in wanted}
     cluster = await ledger.snapshot_around({*nodes.values()})
@@ -67,6 +67,6 @@ def placement_of(lease: Lease) -> PlacementChosen:
 
 
 def _is_repelled(pod: PodQueued, facts: NodeFacts, repelling: Sequence[Domain]) -> bool:
-    """Return whether required anti-affinity came to the node after it was chosen for the pod."""
+    """Return whether required anti-affinity came to the node after it was chosen."""
     needs = repelled_request(pod, repelling).node_requirements
     return check_anti_affinity(needs, facts) is not None

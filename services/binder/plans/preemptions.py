@@ -1,8 +1,4 @@
-"""Planned preemptions, carried out: notice, evictions, and the freed devices for the pending pod.
-
-The planner claims the devices before it stores a plan (`shared.ledger.preemptions`), so that no
-other pod gets what becomes free.
-"""
+"""Planned preemptions, carried out: notice, evictions, and the freed devices handed over."""
 
 import asyncio
 import logging
@@ -65,7 +61,7 @@ T = TypeVar("T")
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
 SLICES_S = 5.0
-"""The same for one that waits for a ResourceClaim: each makes kube-scheduler try all such pods."""
+"""The same for a ResourceClaim's pod: each makes kube-scheduler try all such pods."""
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
 STEP_S = 0.5
@@ -75,15 +71,12 @@ LOOK_S = 1.0
 NEXT_S = 0.02
 """Pause after steps were taken: the next ones may be due."""
 AT_ONCE = 8
-"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
-a Binding waits for its turn among them."""
+"""A Binding waits for its turn among their requests to the API server."""
 VICTIMS_AT_ONCE = 16
-"""Of one preemption: pods that are checked, announced or evicted side by side. Each batch of
-evictions is one write to Redis, so that one for 512 pods takes 32."""
+"""Each batch of evictions is one write to Redis."""
 MOST_STEPS = 64
-"""Preemptions of which steps are taken in one round; the others follow in the next ones."""
 OBSERVED_AT_ONCE = 64
-"""Preemptions whose pods are read in one call: nothing is bound while the reply is decoded."""
+"""Nothing is bound while the reply is decoded."""
 MAX_PAUSE_S = 5.0
 """A pause as long as the round before it, up to this, leaves half of the time to Bindings."""
 GIVE_WAY_S = 1.0
@@ -93,7 +86,7 @@ GIVE_WAY_PAUSE_S = 0.02
 
 
 async def side_by_side(actions: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all actions. Raises the first error, once all have ended."""
+    """Raises the first error, once all actions have ended."""
     results = await asyncio.gather(*actions, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -103,10 +96,9 @@ async def side_by_side(actions: Iterable[Awaitable[T]]) -> list[T]:
 
 @dataclass(eq=False, kw_only=True)
 class PlannedPreemptions:
-    """Takes the steps of plans while this binder leads; holds no state that matters between two.
+    """Takes the steps of plans while this binder leads.
 
-    Every step is saved with the version that it is based on, and every external call may be
-    repeated: the next leader continues from the saved state.
+    Every external call may be repeated: the next leader continues from the saved state.
     """
 
     ledger: RedisLeases
@@ -119,7 +111,7 @@ class PlannedPreemptions:
     starts: PlannedStarts
     leadership: Leadership
     is_busy: Callable[[], bool] = lambda: False
-    """Returns whether Bindings wait to be sent: they come first."""
+    """Bindings that wait to be sent come first."""
     step_s: float = LOOK_S
     tracing: Tracing | None = None
 
@@ -129,13 +121,12 @@ class PlannedPreemptions:
         self._acting = asyncio.Semaphore(AT_ONCE)
         self._changed = asyncio.Event()
         self._awaited = frozenset[PodUid]()
-        """Whose leases end for plans, as read last."""
+        """Pods whose leases end for plans."""
         self._has_acted = False
         self._last = ""
         """ID of the preemption that stepped last."""
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
-        """Return what an open preemption has claimed for the pod, or None if there is none."""
         state = await self.store.state(now=self.clock.now(), past_s=0)
         own = state.preemption_for(pod)
         return next((wanted for wanted in own.wanted if wanted.pod == pod), None) if own else None
@@ -145,10 +136,6 @@ class PlannedPreemptions:
         self._changed.set()
 
     def note_ended(self, pods: Iterable[PodUid]) -> None:
-        """Take the next steps at once if the leases of these pods have ended for a plan.
-
-        The planner notices that, too, for leases that another binder has ended.
-        """
         if not self._awaited.isdisjoint(pods):
             self._changed.set()
 
@@ -178,8 +165,6 @@ class PlannedPreemptions:
         return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
-        """Run `AT_ONCE` at a time, as `side_by_side` does."""
-
         async def act(action: Awaitable[T]) -> T:
             async with self._acting:
                 await self._give_way()
@@ -193,7 +178,7 @@ class PlannedPreemptions:
             await self.clock.sleep(GIVE_WAY_PAUSE_S)
 
     def _in_turn(self, preemptions: Iterable[StoredPreemption]) -> list[StoredPreemption]:
-        """Return preemptions, first those after the one that stepped last."""
+        """Return first those after the one that stepped last."""
 
         def place(read: StoredPreemption) -> tuple[bool, str]:
             id_ = read.preemption.id
@@ -202,10 +187,7 @@ class PlannedPreemptions:
         return sorted(preemptions, key=place)
 
     async def _advance(self, state: PreemptionState) -> list[PlacementChosen]:
-        """Take the next steps of preemptions; return the placements of pending pods.
-
-        What is freed is handed over at once, however many preemptions there are.
-        """
+        """Return the placements of pending pods."""
         placements = list[PlacementChosen]()
         freed = list[tuple[StoredPreemption, Sequence[WaitingPod]]]()
         left = MOST_STEPS
@@ -236,7 +218,6 @@ class PlannedPreemptions:
         return placements + await self._reserve(freed)
 
     def _acts(self, step: Step, read: StoredPreemption) -> bool:
-        """Return whether `_take` is due: what is freed is reserved for many pods together."""
         if step is Step.EVICT:
             return self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0)
         return step not in {Step.WAIT, Step.RESERVE, Step.BIND}
@@ -282,7 +263,7 @@ class PlannedPreemptions:
         ]
 
     async def _announce(self, read: StoredPreemption) -> None:
-        """Announce the evictions; without notice, evict at once."""
+        """Without notice, evict at once."""
         preemption = read.preemption
         if await self._cancel_if_blocked(read):
             return
@@ -308,17 +289,13 @@ class PlannedPreemptions:
             await self._evict(saved)
 
     async def _batches(self, victims: Sequence[Victim]) -> AsyncIterator[Sequence[Victim]]:
-        """Yield the victims in batches, as long as this binder leads.
-
-        Raises UnavailableError once another one does: it continues from what is saved.
-        """
+        """Raises UnavailableError once another binder leads, which continues from what is saved."""
         for number, batch in enumerate(in_batches(victims, VICTIMS_AT_ONCE)):
             if number and not await self.leadership.holds():
                 raise UnavailableError("another binder leads")
             yield batch
 
     async def _cancel_if_blocked(self, read: StoredPreemption) -> bool:
-        """Cancel a preemption and return True if one of its victims may not be evicted now."""
         async for victims in self._batches(read.preemption.left):
             for victim, outcome, reason in await self._evict_all(victims, dry_run=True):
                 if outcome is EvictionOutcome.BLOCKED:
@@ -369,7 +346,6 @@ class PlannedPreemptions:
     async def _record_evictions(
         self, read: StoredPreemption, results: Sequence[tuple[Victim, EvictionOutcome, str]]
     ) -> StoredPreemption | None:
-        """Record these but for those that are blocked."""
         preemption = read.preemption
         now = self.clock.now()
         records = []
@@ -406,7 +382,7 @@ class PlannedPreemptions:
     async def _reserve(
         self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]
     ) -> list[PlacementChosen]:
-        """Reserve what is freed: for single pods together, for each gang on its own."""
+        """Single pods are reserved for together, each gang on its own."""
         results = dict[PodUid, PlacementChosen | str]()
         pods = [entry for entry in freed if entry[0].preemption.gang is None]
         gangs = [[entry] for entry in freed if entry[0].preemption.gang is not None]
@@ -433,9 +409,9 @@ class PlannedPreemptions:
         # Else it is tried again until the preemption expires.
 
     async def _offer(self, read: StoredPreemption) -> None:
-        """Let kube-scheduler try the pod; a binder reserves when that chooses the node.
+        """A binder reserves when kube-scheduler chooses the node.
 
-        It tries one that lacks devices for its ResourceClaim again when slices change.
+        It tries a pod that waits for a ResourceClaim when slices change.
         """
         now = self.clock.ticks()
         [wanted] = read.preemption.wanted  # no gang: kube-scheduler binds pods one by one
@@ -454,7 +430,7 @@ class PlannedPreemptions:
     async def _cancel(
         self, read: StoredPreemption, reason: str, blocked: Victim | None = None
     ) -> None:
-        """End a preemption; if an eviction is blocked, the journal says so to the planner."""
+        """The journal tells the planner of a blocked eviction."""
         for victim in read.preemption.left:
             await self.pods.withdraw(victim)
         current: StoredPreemption | None = read

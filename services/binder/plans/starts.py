@@ -1,7 +1,4 @@
-"""Planned starts, carried out: the devices are handed over when their time has come.
-
-The planner claims them for a pod or a gang. Leases on these devices end by their own terms.
-"""
+"""Planned starts, carried out: the devices are handed over when their time has come."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -23,8 +20,8 @@ from shared.placing.starts import LATE_S
 from shared.runtime.service import handles
 
 MISSING_S = 10.0
-"""A start is given up if its pods neither wait nor have a lease for so long: a placer that decides
-about a pod again has a result sooner, so the pod has ended, and the event of it was lost."""
+"""A start is given up if its pods neither wait nor have a lease for so long: a placer decides about
+a pod sooner, so the pod has ended, and its event was lost."""
 
 REASONS = {
     StartDecision.PLANNED: PLANNED,
@@ -35,8 +32,6 @@ REASONS = {
 
 @dataclass(eq=False, kw_only=True)
 class PlannedStarts:
-    """Hands devices over, or withdraws a start that cannot be kept, and shows what is planned."""
-
     ledger: RedisLeases
     store: Preemptions
     events: EventRecorder
@@ -45,14 +40,14 @@ class PlannedStarts:
 
     def __post_init__(self) -> None:
         self._missing_since = dict[str, float]()
-        """When pods of a start were first missing among those that wait, by its ID."""
+        """When pods of a start, by its ID, were first missing."""
 
     @handles
     async def show_starts(self, events: Sequence[StartReported]) -> None:
         """Write what the planner has decided, as Events and in the pods' conditions.
 
-        A start that has ended meanwhile is not shown, nor is it removed from the condition of a pod
-        that has another one: messages may be late.
+        Messages may be late: a start that has ended is not shown, and the condition of a pod with
+        another start stays.
         """
         state = await self.store.state(now=self.clock.now(), past_s=0)
         stored = {pod: start.opened_at for start in state.starts for pod in start.pods}

@@ -26,50 +26,41 @@ BUDGET = "GPUBudgetPreempt"
 PRIORITY = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
 REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
-"""Of Events; all other causes concern budgets."""
+"""All other causes concern budgets."""
 LATE_S = 30.0
 """So long after the time of an announced eviction, it is announced anew: no binder was there, or
 Redis has an older plan, whose announcement was withdrawn."""
 LOST = "the state in Redis was rebuilt meanwhile"
 GIVEN_BACK = "what was reserved for its ResourceClaim was allocated, and given back"
 MOST_NAMED = 8
-"""Evicted pods that an Event names: its text has a bound."""
 
 
 class Step(StrEnum):
     ANNOUNCE = "announce"
-    """Check by a dry run whether all victims may be evicted, and announce it to them."""
+    """Check by a dry run that all victims may be evicted, and announce it to them."""
     WAIT = "wait"
     EVICT = "evict"
     OFFER = "offer"
     """Offer the freed devices to kube-scheduler."""
     RESERVE = "reserve"
-    """Reserve the freed devices for the pending pod."""
     BIND = "bind"
-    """Publish the placement of the pending pod."""
     CLOSE = "close"
     CANCEL = "cancel"
-    """Victims that were not evicted stay, and the devices are free for all pods again."""
+    """The devices are free for all pods again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPreemption:
-    """What is there of the pending pods, and of what has to end for them."""
-
     waiting: Sequence[WaitingPod]
     leases: Sequence[Lease]
     gone: Collection[PodUid] = ()
-    """Pending pods that have ended or were deleted."""
     leased_victims: Collection[PodUid] = ()
 
 
 def next_step(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> tuple[Step, str]:
-    """Return the next step, and the reason if it is to cancel.
-
-    For example, a pending pod that was deleted cancels the preemption, and its victims stay.
-    """
+    """Return the reason only of CANCEL."""
     preemption = read.preemption
     has_lease = bool(observed.leases)
     reserved = any(lease.state is LeaseState.RESERVED for lease in observed.leases)
@@ -102,7 +93,6 @@ def next_step(
 def _cancel_reason(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> str:
-    """Return why a preemption has become pointless, or an empty text if it has not."""
     preemption = read.preemption
     pending = pending_pod_of(read.preemption)
     if observed.leases:
@@ -147,7 +137,7 @@ def beneficiary_events(preemption: Preemption) -> list[KubernetesEvent]:
 def cancelled_events(
     preemption: Preemption, reason: str, blocked: Victim | None = None
 ) -> list[KubernetesEvent]:
-    """Return the Events of all pods concerned; why one is blocked reads its own namespace only."""
+    """Why a pod is blocked is shown in its own namespace only."""
 
     def why(reader: Namespace) -> str:
         if blocked is None:
@@ -173,7 +163,6 @@ def eviction_record(
     *,
     event: KubernetesEvent | None = None,
 ) -> EvictionRecord:
-    """Return the journal's record of an eviction; of one that was done with its Event."""
     is_for_pod = bool(preemption.wanted) and preemption.gang is None
     return EvictionRecord(
         at=now,

@@ -1,7 +1,6 @@
 """Writes Events and conditions of pods in the background; Events are merged and rate-limited.
 
-Equal Events about one pod are one Event with a count. Warnings go first, so that no burst of
-bindings can delay the explanation of a waiting pod; while Bindings wait, few others are written.
+Warnings go first, so that no burst of bindings delays the explanation of a waiting pod.
 """
 
 import asyncio
@@ -48,12 +47,12 @@ CONFLICT_RETRY_S = 0.2
 
 class EventRecorder(Protocol):
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
-        """Queue an Event; with `once`, do not count an equal one up."""
+        """With `once`, do not count an equal Event up."""
         ...
 
 
 class NoEvents:
-    """Records nothing: kube-scheduler writes the Events of its pods, with our reasons."""
+    """kube-scheduler writes the Events of its pods, with our reasons."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         """Do nothing."""
@@ -112,7 +111,6 @@ class EventWriter:
         self._pod_rate_limits: OrderedDict[PodUid, TokenBucket] = OrderedDict()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by the one writer that the next Event wakes."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         if once and (event in self._queue_of(event) or event in self._counts):
@@ -228,9 +226,7 @@ class _Message:
 class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
-    It has the newest reason and the newest planned start, and never replaces a binding: the patch
-    applies only to the resource version that was read. A written message is an Event, too, so that
-    a burst of reasons is one Event.
+    It has the newest reason and the newest planned start. A written message is an Event, too.
     """
 
     conditions: PodClient
@@ -249,10 +245,9 @@ class ConditionWriter:
         *,
         after_s: float = 0.0,
     ) -> None:
-        """Queue a message, which replaces a queued one of the same pod about the same.
+        """Queue a message, which replaces a queued one about the same.
 
-        It is written even if it is this replica's last one: another replica may have written one
-        since.
+        An equal one is written, too: another replica may have written since.
         """
         message = _Message(explanation, events)
         _, at = self._written.get(message.key, ("", 0.0))
@@ -319,7 +314,7 @@ class ConditionWriter:
             await wait_for_event(self._wake, self._due[0][0] - now if self._due else None)
 
     async def _write(self, explanation: KubernetesEvent) -> bool:
-        """Write it; return whether the condition has changed."""
+        """Return whether the condition has changed."""
         namespace, name = explanation.namespace, explanation.name
         observed = await self.conditions.get(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())

@@ -46,7 +46,7 @@ Subject = (
     ClaimingPod | Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected
     | PodTerminated | Reservation | StartReported | Victim | ViolationFound
 )  # fmt: skip
-"""It has the name of a pod, or of a ResourceClaim."""
+"""Names a pod, or a ResourceClaim."""
 
 
 class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_name(self) -> str:
-        """The Event's name: every replica derives the same, within the limit of names."""
+        """Every replica derives the same name."""
         text = "\n".join((self.pod, self.reason, self.message))
         digest = hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
         return f"{self.name[: NAME - len(digest) - 1].rstrip('-.')}.{digest}"
@@ -91,7 +91,6 @@ def event_of(
 
 
 def explain(event: PlacementRefused | PodRejected) -> KubernetesEvent:
-    """Return the Event of why a pod waits; its condition PodScheduled has the same text."""
     text = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
     foreign = isinstance(event, PodRejected) and event.foreign
     return event_of(event, "UnknownResource" if foreign else FAILED, text)
@@ -112,7 +111,7 @@ def bound_event(lease: Lease) -> KubernetesEvent:
 
 
 def share_event(event: ShareRefused) -> KubernetesEvent | None:
-    """Return the Event of a refusal, or None if its pod or ResourceClaim is unknown."""
+    """Return None if the pod or ResourceClaim is unknown."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
     what = "it" if event.claim else f"container {event.container}"
@@ -127,10 +126,7 @@ def share_event(event: ShareRefused) -> KubernetesEvent | None:
 
 
 def rejected_event(event: PodTerminated) -> KubernetesEvent | None:
-    """Return the Event of a pod that its kubelet rejected, or None.
-
-    If the node's agent refused the pod, its `ShareRefused` has the reason.
-    """
+    """Return None also if the node's agent refused the pod: `ShareRefused` has the reason."""
     if not event.rejection or event.node is None or AGENT_REFUSES in event.rejection:
         return None
     return event_of(
@@ -233,10 +229,10 @@ def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
 def condition_patch(
     explanation: KubernetesEvent, observed: PodSnapshot | None, now_s: float
 ) -> Mapping[str, Any] | None:
-    """Return the patch of `pods/status` that explains why the pod waits, or None if none is due.
+    """Return the patch of `pods/status`, or None if none is due.
 
-    A planned start stays behind a new reason until it is changed or withdrawn, and the reverse. The
-    patch names the resource version that was read, so that it never undoes a binding.
+    A planned start stays behind a new reason until it is changed or withdrawn. The patch names the
+    resource version that was read, so that it never undoes a binding.
     """
     if observed is None or observed.pod != explanation.pod or observed.node:
         return None

@@ -1,8 +1,7 @@
 """Resizes a running lease: ledger, pod, node if it grows; node, ledger, pod if it shrinks.
 
-A binder may stop after any step. The ledger records what is left to do, and any binder finishes it;
-a node raises a smaller limit again that the ledger does not confirm. So a request without a reply
-may be repeated.
+Any binder finishes what the ledger records as left to do, and a node raises a smaller limit again
+that the ledger does not confirm: a request without a reply may be repeated.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ LOCK_S = 8.0
 longer."""
 MAX_DECISIONS = 3
 MAX_ANNOTATE_TRIES = 8
-"""The pod's status may change at any moment, and with it the resource version that was read."""
+"""The pod's resource version may change at any moment."""
 FINISH_S = 1.0
 """Interval of looks for unfinished resizes, and the first pause before one is tried again."""
 ABANDONED_S = 3.0
@@ -70,15 +69,11 @@ class Resizer:
 
     def __post_init__(self) -> None:
         self._retries: dict[PodUid, tuple[float, float]] = {}
-        """Of unfinished resizes: when to try again, and the pause after that."""
+        """When to try again, and the pause after that."""
 
     @answers
     async def resize(self, request: ResizeRequest) -> ResizeReply:
-        """Resize, or return why not; a repeated request gets the same size once.
-
-        For example, `--memory 6Gi` on a GPU with 4 GiB free is refused, with the most that would
-        fit.
-        """
+        """A repeated request gets the same size once."""
         reply = await self._resize(request)
         RESIZES.labels(reply.outcome).inc()
         return reply
@@ -135,7 +130,7 @@ class Resizer:
         return None
 
     async def _limit(self, change: SizeChange) -> str | ResizeReply | None:
-        """Return the token of the resize's lock, or why the container's limits stay.
+        """Return the lock's token, or why the limits stay.
 
         None if the lease has moved on meanwhile.
         """
@@ -186,7 +181,7 @@ class Resizer:
         return replace(reply, after=reply.before, reason=limits.reason)
 
     async def _cancel(self, change: SizeChange, token: str) -> None:
-        """Restore the container's limits from its lease; its node also does so after a while."""
+        """Restore the container's limits from its lease, as its node also does after a while."""
         if not token:
             return
         lease = change.lease
@@ -216,11 +211,11 @@ class Resizer:
     # Unfinished work of a resize
 
     async def _synchronize(self, lease: Lease, *, undo: bool = False) -> tuple[str, ...]:
-        """Bring the pod's annotations, then the node's limits in line; return what is left.
+        """Return what is left to do.
 
-        In this order, no limit is above the size in the copy of the lease, which counts where the
-        ledger is lost. With `undo`, a lease that its device cannot hold gets the size of its
-        container.
+        No limit is ever above the size in the copy of the lease, which counts where the ledger is
+        lost: the pod comes before the node. With `undo`, a lease that its device cannot hold gets
+        its container's size.
         """
         try:
             lease = await self._annotate(lease)
@@ -240,10 +235,7 @@ class Resizer:
         return ()
 
     async def _undo(self, lease: Lease, request: ResizeRequest, reason: str) -> None:
-        """Give the lease the size that its container keeps.
-
-        The ledger has lost the lease of another pod on the device, which it restores after this.
-        """
+        """The ledger restores the lost lease of another pod on the device after this."""
         logger.warning(
             "pod %s/%s gets its size before the resize again: %s",
             *(lease.namespace, lease.name, reason),
@@ -251,9 +243,9 @@ class Resizer:
         await self.resize(request)
 
     async def _annotate(self, lease: Lease) -> Lease:
-        """Write the annotations of the lease as it is after the pod was read; return that lease.
+        """Return the lease that is written.
 
-        Of two concurrent writers the one with the older lease gets a conflict, and reads again.
+        Of two writers the one with the older lease gets a conflict, and reads again.
         """
         for _ in range(MAX_ANNOTATE_TRIES):
             read = await self.pods.get(lease.namespace, lease.name)
@@ -304,7 +296,7 @@ class Resizer:
             )
 
     async def _shrink(self, pod: PodUid, size: WaitingSize) -> tuple[str, ...]:
-        """Try the smaller size that a lease waits for; return why it still waits."""
+        """Return why the smaller size still waits."""
         reply = await self._resize(ResizeRequest.of_waiting(pod, size))
         if reply.outcome in ("resized", "unchanged"):
             return reply.pending

@@ -1,7 +1,6 @@
 """Rules for the new size of a running lease, by its own facts; pure.
 
-The ledger decides whether the device and the quota have room, and the node agent whether a smaller
-size is enough for the memory in use.
+The ledger decides about room, and the node agent about the memory in use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ _NOWHERE = Paths(library="/", preload="/", containers="/")
 
 
 def refused(reason: str, hint: str = "") -> ResizeReply:
-    """Return why a lease cannot be resized, and what to try instead."""
     return ResizeReply(outcome="refused", reason=reason, hint=hint)
 
 
@@ -40,7 +38,7 @@ class SizeChange:
     lease: Lease
     """With its new shares, and the version that this was decided on."""
     actor: str = ""
-    """The user who requested it; empty for what a lease waits for."""
+    """Empty for what a lease waits for."""
 
     @property
     def before(self) -> tuple[Share, ...]:
@@ -55,7 +53,7 @@ class SizeChange:
         return self.after == self.before and self.lease.waiting_size == self.stored.waiting_size
 
     def waiting(self, now: float) -> Lease | ResizeReply:
-        """Return the lease as it waits for its new size, or why it cannot wait.
+        """Return the lease that waits for its new size, or why it cannot wait.
 
         A lease that waits for this size already is the stored one.
         """
@@ -78,7 +76,7 @@ class SizeChange:
 
     @property
     def shrinks(self) -> bool:
-        """Whether some device's memory is released: its node must agree first."""
+        """The node must agree first."""
         pairs = zip(self.before, self.after, strict=True)
         return any(new.memory_mib < old.memory_mib for old, new in pairs)
 
@@ -86,7 +84,7 @@ class SizeChange:
 def decide(
     lease: Lease | None, request: ResizeRequest, node: LedgerNode | None
 ) -> SizeChange | ResizeReply:
-    """Return the change, or why it is refused; `node` has the devices of the lease."""
+    """`node` has the devices of the lease."""
     if lease is None:
         return refused(
             reason="it has no lease",
@@ -359,7 +357,6 @@ def _over_quota(change: SizeChange, excess: QuotaExcess) -> ResizeReply:
 
 
 def _size_within(change: SizeChange, excess: QuotaExcess) -> str:
-    """Return the size that the quota allows a container that holds all of its lease, or ""."""
     shares = change.after
     if excess.model or len(shares) < len(change.lease.shares):
         return ""

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from services.placer.rounds.decisions import DecisionContext, RoundDecisions, decide
+from services.watcher.node_sources import parse_node
 from services.watcher.node_trackers import NodeTracker
 from services.watcher.pod_tracker import PodTracker
-from services.watcher.sources import parse_node
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.events.pod_events import PodQueued

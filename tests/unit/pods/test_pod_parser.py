@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.watcher.node_sources import parse_node
 from services.watcher.pod_tracker import PodTracker
-from services.watcher.sources import parse_node
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError

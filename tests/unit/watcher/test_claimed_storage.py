@@ -30,6 +30,7 @@ from tests.support.storage import (
     NAMESPACE,
     ZONE,
     Manifest,
+    capacity,
     claim,
     csi_node,
     driver,
@@ -71,6 +72,7 @@ def changes(*objects: Manifest, synced: bool = False, kind: StorageKind) -> Stor
         StorageKind.VOLUME: {("", name): found for name, found in storage.volumes.items()},
         StorageKind.CLASS: {("", name): found for name, found in storage.classes.items()},
         StorageKind.DRIVER: {("", name): found for name, found in storage.drivers.items()},
+        StorageKind.CAPACITY: dict(storage.capacities),
         StorageKind.CSI_NODE: {("", name): found for name, found in storage.limits.items()},
     }
     return StorageChanges(kind=kind, changed=tuple(found.get(kind, {}).items()), synced=synced)
@@ -297,7 +299,73 @@ def test_claims_and_volumes_beyond_the_bound_are_not_kept_and_that_is_the_reason
     assert unkept.startswith("its claim does not exist, or is not kept: the watcher keeps at most")
     assert without_volume.startswith("its volume does not exist, or is not kept: the watcher keeps")
     assert "unbound immediate" in reason(tracker.update_claiming(2)[:1])
-    assert tracker.storage.left_out == {StorageKind.CLAIM, StorageKind.VOLUME}
+    assert left_out(tracker) == {StorageKind.CLAIM: {NAMESPACE}, StorageKind.VOLUME: {""}}
+
+
+def left_out(tracker: PodTracker) -> dict[StorageKind, set[str]]:
+    return {kind: room.left_out for kind, room in tracker.storage.rooms.items() if room.left_out}
+
+
+def test_a_claim_that_is_missing_in_a_namespace_that_leaves_out_none_is_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claimed_storage, "MOST_OF_NAMESPACE", 1)
+    elsewhere = {"namespace": "flood", "uid": "uid"}
+    tracker = listed(*(claim(name, metadata=elsewhere) for name in ("a", "b", "c")))
+
+    missing = reason(tracker.update(pod("data"), None))
+
+    assert left_out(tracker) == {StorageKind.CLAIM: {"flood"}}
+    assert "not found" in missing
+
+
+def test_volumes_of_one_namespaces_claims_leave_those_of_others_their_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claimed_storage, "MOST_OF_NAMESPACE", 2)
+    floods = [
+        volume(f"pv{number}", claimRef={"namespace": "flood", "name": f"c{number}"})
+        for number in range(4)
+    ]
+    own = volume("pv", claimRef={"namespace": NAMESPACE, "name": "data"})
+    tracker = listed(storage_class(), claim("data", "pv"), *floods, own)
+
+    assert queued(tracker.update(pod("data"), None)).request.claims
+    assert left_out(tracker) == {StorageKind.VOLUME: {"flood"}}
+
+
+def test_free_storage_beyond_the_bound_is_not_kept_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claimed_storage, "MOST_OF_NAMESPACE", 2)
+    tracker = PodTracker()
+    free = [capacity(f"c{number}", "10Gi", {ZONE: "a"}) for number in range(4)]
+
+    tracker.update_storage(changes(*free, kind=StorageKind.CAPACITY))
+    names = {name for _, name in tracker.storage.storage.capacities}
+    tracker.update_storage(
+        StorageChanges(kind=StorageKind.CAPACITY, changed=((("kube-system", "c0"), None),))
+    )
+    tracker.update_storage(changes(free[3], kind=StorageKind.CAPACITY))
+
+    assert names == {"c0", "c1"}
+    assert {name for _, name in tracker.storage.storage.capacities} == {"c1", "c3"}
+    assert left_out(tracker) == {StorageKind.CAPACITY: {"kube-system"}}
+
+
+def test_a_claim_that_grows_beyond_the_bound_is_not_kept_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claimed_storage, "MOST_OF_NAMESPACE", 3)
+    tracker = listed(claim("data"), claim("other"))
+    labels = {f"key-{number}": "value" for number in range(100)}
+
+    tracker.update_storage(
+        changes(claim("data", selector={"matchLabels": labels}), kind=StorageKind.CLAIM)
+    )
+
+    assert {name for _, name in tracker.storage.storage.claims} == {"other"}
+    assert "is not kept" in reason(tracker.update(pod("data"), None))
 
 
 def test_a_deleted_claim_is_missing() -> None:

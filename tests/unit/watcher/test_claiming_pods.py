@@ -7,6 +7,7 @@ import pytest
 import yaml
 from msgspec import structs
 
+from services.watcher import claiming_pods
 from services.watcher.claiming_pods import (
     MOST_OF_NAMESPACE,
     ClaimingPods,
@@ -224,6 +225,37 @@ def test_of_a_namespace_with_very_many_the_first_by_priority_and_age_are_publish
     pods.observe([(None, many[0]), (None, many[-1])])
     assert [type(event).__name__ for event in pods.update()] == ["PodTerminated", "PodHandedOver"]
     assert len(pods.published) == MOST_OF_NAMESPACE
+
+
+def test_claims_of_a_namespace_beyond_the_bound_are_not_kept_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claiming_pods, "MOST_CLAIMS_OF_NAMESPACE", 1)
+    other = OURS._replace(claim=PodUid("other"), name="other")
+    pods = knowing(other, OURS)
+    pods.observe([(parsed("u1"), None)])
+
+    assert waiting(pods) == []
+    assert pods.room.left_out == {OURS.namespace}
+
+    pods.update_claims([other._replace(classes=frozenset()), OURS])
+    assert waiting(pods) == [("u1", OUT_OF_GPUS, False)]
+
+
+def test_the_end_of_a_wait_is_repeated_unless_the_pod_waits_again() -> None:
+    pods = knowing(OURS)
+    first, second = parsed("u1"), parsed("u2")
+    pods.observe([(first, None), (second, None)])
+    pods.update()
+    pods.observe([(parsed("u1", nodeName="n"), first), (parsed("u2", resourceClaims=[]), second)])
+    ended = [event for event in pods.update() if isinstance(event, PodHandedOver)]
+
+    assert pods.ended_waits.take_due() == []
+    pods.observe([(second, None)])
+    assert waiting(pods) == [("u2", OUT_OF_GPUS, False)]
+
+    assert pods.ended_waits.take_due() == [event for event in ended if event.queued.name == "u1"]
+    assert pods.ended_waits.take_due() == []
 
 
 def test_an_event_is_small_whatever_the_author_of_a_pod_writes() -> None:

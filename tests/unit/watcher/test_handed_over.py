@@ -1,14 +1,18 @@
 """Pods whose node kube-scheduler chooses, as the watcher publishes them."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from services.planner.plan import has_claims_alone
+from services.watcher.pod_group_sources import PodGroupConditions
 from services.watcher.pod_tracker import RESYNC_SHARDS, PodTracker
+from services.watcher.service import Watcher
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodHandedOver
@@ -17,6 +21,7 @@ from shared.model.requests.claim import CLAIMS_FIELD
 from shared.model.requests.request import GpuRequest, PodRequest
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
+from tests.support.clock import FastClock
 
 PARSER = PodParser(frozenset({"leasehold"}), Rules())
 WAITING = ObservedPod(
@@ -90,6 +95,29 @@ def test_the_wait_of_a_pod_that_gets_no_lease_ends_once_it_has_a_node(
 
     assert [event.bound for event in events if isinstance(event, PodHandedOver)] == bound
     assert len(events) == len(bound)
+
+
+async def test_the_end_of_a_wait_is_published_once_more_after_events_that_are_late() -> None:
+    names = ("pod", "node", "group", "namespace", "quota", "claim", "class", "storage")
+    watcher = Watcher(
+        lister=cast("Any", None),
+        clock=FastClock(rate=1_000.0),
+        group_conditions=PodGroupConditions(cast("Any", None)),
+        **{f"{name}_source": cast("Any", None) for name in names},
+    )
+    watcher.pods.update(HANDED_OVER, None)
+    bound = structs.replace(HANDED_OVER, node=NodeName("a"))
+    [ended] = watcher.pods.update(bound, HANDED_OVER)
+    assert isinstance(ended, PodHandedOver)
+    elsewhere = replace(ended, queued=replace(ended.queued, pod=PodUid("u2")))
+    watcher.claiming.ended_waits.add(elsewhere)
+
+    async with asyncio.timeout(30):
+        again = await anext(watcher.resync_stale())
+
+    assert again == [ended, elsewhere]
+    assert ended.bound
+    assert watcher.pods.ended_waits.take_due() == []
 
 
 def test_a_pod_of_kube_scheduler_with_an_invalid_request_waits_with_its_reason() -> None:

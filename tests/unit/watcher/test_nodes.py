@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from services.watcher.node_sources import foreign_devices, parse_node
 from services.watcher.node_trackers import ForeignDeviceTracker, NodeTracker
 from services.watcher.pod_tracker import PodTracker
-from services.watcher.sources import foreign_devices, parse_node
 from shared.kubernetes.types import ApiNode
 from shared.model.devices.device import Device
 from shared.model.devices.node import NodeFacts

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from services.watcher import pod_groups
 from services.watcher.pod_groups import KnownGroup, PodGroupChanges, known_group, unreadable_groups
 from services.watcher.pod_tracker import PodEvent, PodTracker
 from shared.dialects.gang_topologies import GangTopology
@@ -470,3 +471,32 @@ def test_hyper_nodes_that_a_gang_requires_are_not_ignored(
     assert known.min_member == 2
     assert error in known.error
     assert bool(error) == bool(known.error)
+
+
+def test_a_namespace_with_too_many_groups_leaves_out_its_own_and_its_pods_have_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pod_groups, "MOST_OF_NAMESPACE", 2)
+    pods = PodTracker()
+    known = KnownGroup(min_member=3)
+    many = tuple((f"flood/g{number}", known) for number in range(3))
+    apply(pods, replace(NONE_LISTED, groups=(*many, ("ns/g", known))))
+
+    in_flood = structs.replace(
+        WAITING,
+        pod=PodUid("u2"),
+        namespace=Namespace("flood"),
+        group=PodGroupReference(name="flood/g2", kind=VOLCANO),
+    )
+    (rejected,) = pods.update(in_flood, None)
+
+    assert gangs(pods.update(WAITING, None)) == [Gang(name="ns/g", min_member=3)]
+    assert isinstance(rejected, PodRejected)
+    assert rejected.reason == (
+        "the pod belongs to PodGroup g2 (scheduling.volcano.sh), which does not exist in namespace "
+        "flood, or is not kept: the watcher keeps at most 100000 podgroups.scheduling.volcano.sh, "
+        "and 2 of a namespace, large ones count as several: delete those that are not needed, and "
+        "restart it"
+    )
+    apply(pods, PodGroupChanges(kind=VOLCANO, groups=(("flood/g0", None), ("flood/g2", known))))
+    assert pods.groups.get(VOLCANO, "flood/g2") == known

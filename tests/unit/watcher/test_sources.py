@@ -10,15 +10,11 @@ import msgspec
 import pytest
 import yaml
 
+from services.watcher.claim_sources import ClaimReflector
+from services.watcher.pod_group_sources import PodGroupConditions
+from services.watcher.pod_sources import CHUNK_BYTES, LEASE_BYTES, ManagedPodLister
 from services.watcher.quota_sources import load_file
 from services.watcher.service import ClaimTracker, Watcher
-from services.watcher.sources import (
-    CHUNK_BYTES,
-    LEASE_BYTES,
-    ClaimReflector,
-    ManagedPodLister,
-    PodGroupConditions,
-)
 from shared.dialects.tencent.gpu_quota import parse_config_map
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError

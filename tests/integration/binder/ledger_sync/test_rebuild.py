@@ -12,7 +12,8 @@ from msgspec import structs
 
 from services.binder.ledger_sync.evidence import MOST_REPORTS, CollectedEvidence
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
-from services.watcher.sources import ClaimReflector, ManagedPodLister
+from services.watcher.claim_sources import ClaimReflector
+from services.watcher.pod_sources import ManagedPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
