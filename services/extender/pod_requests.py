@@ -65,8 +65,6 @@ def has_preferences(spec: ApiPodSpec) -> bool:
 
 @dataclass(eq=False)
 class PodRequests:
-    """The pods that kube-scheduler asks about."""
-
     parser: PodParser
     get_pod: GetPod
 
@@ -75,7 +73,7 @@ class PodRequests:
         """Least recently used first."""
 
     def observe(self, seen: ApiPod) -> CachedPod:
-        """Return the pod. Raises RequestError if it can never be placed this way.
+        """Raise RequestError if the pod can never be placed this way.
 
         For example, a pod of a gang is refused, since kube-scheduler binds pods one by one.
         """

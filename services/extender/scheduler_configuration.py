@@ -25,9 +25,9 @@ class SchedulerTls:
 def scheduler_configuration(url: str, tls: SchedulerTls) -> dict[str, Any]:
     """Return the KubeSchedulerConfiguration for an extender at a URL.
 
-    Nodes that are not scored may be the only ones with a fitting device, so all are. Without
-    `nodeCacheCapable` each request would carry all Node objects. What leases take of the resources
-    is not kube-scheduler's to count.
+    All nodes are scored, as others may be the only ones with a fitting device. Without
+    `nodeCacheCapable` each request would carry all Node objects. kube-scheduler counts no
+    resources that leases take.
     """
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

@@ -35,7 +35,7 @@ RULES_EVERY_S = 0.3
 
 @dataclass(eq=False)
 class Placer:
-    """Decides for batches of pods; two events for one pod lead to one lease."""
+    """Two events for one pod lead to one lease."""
 
     ledger: RedisLeases
     clock: Clock
@@ -96,7 +96,7 @@ class Placer:
 
     @emits
     async def requeue_refused(self) -> AsyncIterator[Sequence[PodQueued]]:
-        """Publish pods again that their rules about other pods refused, once those have changed."""
+        """Publish refused pods again once what their rules about other pods count has changed."""
         while True:
             await self.clock.sleep(RULES_EVERY_S)
             if self.unready_reason() is None:

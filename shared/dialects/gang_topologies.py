@@ -1,4 +1,4 @@
-"""The labels of nodes that pods of a gang share, in annotations of Kueue and KAI; pure.
+"""Labels of nodes that pods of a gang share, in annotations of Kueue and KAI; pure.
 
 https://kueue.sigs.k8s.io/docs/concepts/topology_aware_scheduling/
 https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/topology
@@ -23,7 +23,7 @@ READ_ANNOTATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GangTopology:
-    """Labels of nodes: all pods must, or should, run on nodes with the same values."""
+    """Labels whose values the nodes of all pods must, or should, have in common."""
 
     required: tuple[str, ...] = ()
     preferred: tuple[str, ...] = ()

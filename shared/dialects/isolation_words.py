@@ -82,7 +82,7 @@ _PAIR = r"([a-z]+) *[=:] *([a-z_-]+)"
 
 
 def _meant(text: str) -> str:
-    """Return the value that was probably meant, or an empty text.
+    """Return the value that was probably meant, or "".
 
     >>> _meant("memory:driver; cores=Time"), _meant("hami")
     ('memory=driver,compute=time', 'hami-core')

@@ -1,6 +1,6 @@
-"""Which resource was meant by one that no system has, by its prefix and by what it measures; pure.
+"""Which resource was meant by one that no system has; pure.
 
-What is advised keeps the system whose prefix was written, what is measured, and how much of it.
+What is advised keeps the system whose prefix was written, what is measured, and how much.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ FAMILIES: tuple[tuple[str, Mapping[Measure, str]], ...] = (
         },
     ),
 )
-"""Resources by the beginning of a name; systems that Leasehold does not read come last."""
+"""By the beginning of a name; systems that Leasehold does not read come last."""
 MEASURED: Mapping[str, Measure] = {
     **{name: measure for _, resources in FAMILIES for measure, name in resources.items()},
     koordinator.PREFIX + koordinator.SHARED: Measure.GPUS,
@@ -80,8 +80,7 @@ _UNIT_MIB = {
 }
 """Of resources that are not a number of MiB."""
 FOREIGN_GIB = 256
-"""Of systems that Leasehold does not read, less memory is a number of GiB: several of them count
-so, and no program for CUDA runs in so few MiB."""
+"""Of foreign systems, less memory is a number of GiB: no CUDA program runs in so few MiB."""
 _MIG = re.compile(r"nvidia\.com/mig[-_.]?(\d)g[-_.]?(\d+)gb.*", re.ASCII)
 _OF_SIZE = re.compile(r"nvidia\.com/gpu-(\d{1,4})gb", re.ASCII)
 """A part of a GPU with so much memory, as some operators of MPS name it."""
@@ -89,14 +88,14 @@ ACCELERATORS = re.compile(
     r"gaudi|neuron|ascend|qaic|(?<![a-z])(?:tpu|mlu|dcu|gcu|vgcu|npu|xpu|ppu)(?![a-z])"
     r"|(?:mlu|dcu)num"
 )
-"""Parts of names of resources of other vendors, in small letters, as device plugins have them."""
+"""Parts of resource names of other vendors' device plugins, in small letters."""
 _OF_UNIT = re.compile(r"\.(\d{1,5})(mi|gi)", re.ASCII)
 """Ends a name whose amount is a number of such units of memory."""
 _FRACTION = re.compile(r"(\d{1,3})/([1-9]\d{0,2})", re.ASCII)
 _SIZE = re.compile(
     r"(\d{1,9}|\d{1,3}(?:[,_]\d{3}){1,2}|\d{1,9}\.\d{1,9})\s*(?:([kmgt])(ib|i|b|))?", re.ASCII
 )
-"""An amount of memory as people write it, in small letters, where no quantity is."""
+"""Memory as people write it, in small letters, where no quantity is."""
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _SCALES_MIB = {
     scale + ending: Fraction((1000 if ending == "b" else 1024) ** power, MIB)
@@ -113,7 +112,7 @@ _MEASURES = (
     (("percent", "ratio"), (), Measure.MEMORY_PERCENT),
     (("gpu", "cuda"), (), Measure.GPUS),
 )
-"""Parts of which a name has one, of each of two lists, and what it measures; the first counts."""
+"""What a name measures that has a part of each of two lists; the first row counts."""
 MOST_GPUS = 16
 """No node has more: a larger number is one of hundredths of a GPU."""
 IN_HUNDREDTHS = frozenset(
@@ -123,7 +122,7 @@ IN_HUNDREDTHS = frozenset(
         vcuda.CORE,
     }
 )
-"""Of GPUs, whose names do not say so."""
+"""Of GPUs, although their names do not say so."""
 
 
 def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
@@ -163,7 +162,7 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
 
 
 def memory_mib(name: str, amount: int) -> int:
-    """Return how much of a GPU's memory was meant by an unknown resource, or 0 if it is none.
+    """Return how much memory was meant by an unknown resource, or 0 if it is none.
 
     >>> memory_mib("aliyun.com/gpu-mem", 3), memory_mib("habana.ai/gaudi", 1)
     (3072, 0)
@@ -214,7 +213,7 @@ def _text(amount: int) -> str:
 def meant_part(name: str, text: str, others: Collection[str], container: str = "") -> Hint | None:
     """Return how a part of a GPU is requested that was written as a fraction or with `%`.
 
-    `others` are the other resources of the container. Returns None for any other text.
+    `others` are the container's other resources. Returns None for any other text.
 
     >>> meant_part("nvidia.com/gpu", "0.5", ()).text
     'for 50 % of a GPU write nvidia.com/gpu: 1 and nvidia.com/gpumem-percentage: 50'
@@ -241,7 +240,7 @@ def meant_part(name: str, text: str, others: Collection[str], container: str = "
 
 
 def _number(text: str) -> Fraction | None:
-    """Return a quantity, a percentage or a fraction such as `1/2`, or None for any other text."""
+    """Return a quantity, a percentage or a fraction such as `1/2`, or None."""
     with contextlib.suppress(RequestError):
         if fraction := _FRACTION.fullmatch(text):
             return Fraction(int(fraction[1]), int(fraction[2]))
@@ -320,7 +319,7 @@ def _converted(name: str, amount: int, resource: str) -> str:
 
 
 def more_than_none(name: str, container: str) -> Change:
-    """Return the change of a resource that is requested with 0: one GPU, or 4 GiB of one."""
+    """Change a resource that is requested with 0 to one GPU, or 4 GiB of one."""
     if MEASURED.get(name) is Measure.MEMORY:
         return limit(container, name, _text(math.ceil(4096 / _UNIT_MIB.get(name, Fraction(1)))))
     hundredths = name in IN_HUNDREDTHS or MEASURED.get(name) is not Measure.GPUS

@@ -1,7 +1,7 @@
-"""The data of schedulers' and node monitors' metrics, and the tables of vendors' metrics; pure.
+"""Data of schedulers' and node monitors' metrics, and the form of vendors' tables; pure.
 
-Tables have the names, labels and units that users' dashboards know: a value may be a label there,
-and a percentage be called a ratio.
+Names, labels and units are those of users' dashboards: a value may be a label, and a percentage be
+called a ratio.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
 
     @property
     def allocated_part(self) -> float:
-        """Of its memory, 0 to 1."""
+        """0 to 1."""
         return self.used_memory_mib / max(self.memory_mib, 1)
 
 
@@ -109,7 +109,7 @@ class ShareAllocation:
 
     @property
     def used_cores_part(self) -> float | None:
-        """Of the device, 0 to 1, or None if it is not known."""
+        """0 to 1 of the device, or None if it is not known."""
         used_percent = self.measured.cores_percent if self.measured else None
         return None if used_percent is None else used_percent / 100
 
@@ -137,7 +137,7 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsage:
-    """A container's memory on a device as HAMi-core counts it, in bytes."""
+    """In bytes, as HAMi-core counts it."""
 
     context: int = 0
     module: int = 0

@@ -52,7 +52,7 @@ _BOOLEANS: Mapping[str, bool] = {
 def check_range(
     container: str, name: str, amount: int | None, least: int, most: int | None = None
 ) -> None:
-    """An amount of None is not requested."""
+    """None is not requested."""
     if amount is None or (amount >= least and (most is None or amount <= most)):
         return
     where = f"container {container}"
@@ -70,7 +70,7 @@ USUAL_GPUS = 8
 
 
 def check_gpus(container: str, name: str, gpus: int, *, unit: int = 1) -> None:
-    """Refuse more GPUs than a pod may have; `unit` is how many units of the resource one GPU is."""
+    """`unit` is how many units of the resource one GPU is."""
     if gpus > MOST_SHARES:
         raise RequestError(
             f"container {container}: {name} requests {gpus} GPUs; at most {MOST_SHARES} are "
@@ -134,7 +134,7 @@ def parse_part(key: str, text: str, *, may_be_all: bool = False) -> Fraction:
 
 
 def parse_boolean(key: str, text: str) -> bool:
-    """Parse the boolean of an annotation as Go does; an empty text is false."""
+    """Parse as Go does; an empty text is false."""
     if text.strip() not in _BOOLEANS:
         meant = "true" if text.strip().lower() in _YES else "false"
         refused = _refused(key, text, "true or false")
@@ -158,7 +158,7 @@ def check_choice(key: str, text: str, choices: Collection[str]) -> None:
 
 
 def check_annotation(key: str, text: str, choices: Collection[str], written: str = "") -> None:
-    """Check a word of an annotation, which is `written` as a whole if it has others, too."""
+    """Check a word of an annotation, whose whole value is `written` if it has others."""
     try:
         check_choice(key, text, choices)
     except RequestError as refused:
@@ -176,7 +176,7 @@ def parse_name(key: str, text: str) -> str:
 
 
 def parse_label_key(key: str, text: str) -> str:
-    """Parse the key of a label: a name, with a DNS prefix or without.
+    """Parse a name, with a DNS prefix or without.
 
     https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
     """

@@ -1,7 +1,7 @@
 """Vendors' keys in pods: where each belongs, and what it does here; pure.
 
-Keys that requests depend on come from `DIALECTS`. A key that vendors document and that has another
-effect, or none, has its row here. `docs/reference.md` shows the table.
+Keys that requests depend on come from `DIALECTS`; documented ones with another effect, or none,
+have rows here. `docs/reference.md` shows the table.
 """
 
 import difflib
@@ -134,7 +134,7 @@ def _words() -> Iterator[Word]:
 
 
 WORDS: Mapping[str, Word] = {word.name: word for word in _words()}
-"""By name; a later row replaces an earlier one."""
+"""A later row replaces an earlier one."""
 _BY_SMALL_LETTERS = {name.lower(): word for name, word in WORDS.items()}
 
 PREFIXES = (
@@ -152,7 +152,7 @@ PREFIXES = (
     "tencent.com/vcuda",
     "leasehold.dev/",
 )
-"""Prefixes of keys about GPUs: other keys with them are unknown."""
+"""Of keys about GPUs: other keys with them are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _unequal_amounts(container: ContainerManifest) -> Iterator[MisplacedKey]:
 
 
 def _one_percent(container: ContainerManifest) -> Iterator[MisplacedKey]:
-    """Yield hundredths of a GPU of which there is one: whoever writes that means a GPU."""
+    """Yield 1 hundredth of a GPU, by which people mean a GPU."""
     for name in sorted(container.amounts.keys() & IN_HUNDREDTHS):
         if container.amounts[name] == 1:
             text = f"container {container.name}: {name}: 1 is 1 % of a GPU: for all of it write 100"
@@ -252,7 +252,7 @@ def _wrongly_separated(pod: PodManifest, own: Dialect) -> Iterator[Hint]:
 
 
 def _same_field(key: str, own: Dialect) -> Iterator[str]:
-    """Yield the annotations of a dialect that set the field that another dialect's key sets."""
+    """Yield a dialect's annotations for the field that another dialect's key sets."""
     for dialect in DIALECTS.values():
         for name, annotations in dialect.request_fields.items():
             if annotations[0] == key and name in own.request_fields:
@@ -312,7 +312,7 @@ _DOMAINS = {
 
 
 def _in_right_domain(small: str) -> str:
-    """Return a key whose domain only begins as one of these, in the right one, or an empty text.
+    """Return a key with a wrong end of its domain in the right domain, or "".
 
     >>> _in_right_domain("volcano.com/vgpu-number"), _in_right_domain("nvidia.com/gpu")
     ('volcano.sh/vgpu-number', '')
@@ -323,7 +323,7 @@ def _in_right_domain(small: str) -> str:
 
 
 def _word_of(name: str, place: Place) -> Word | None:
-    """Return the word that a name is. Annotations with a mistaken prefix have their own hints."""
+    """Annotations with a mistaken prefix have their own hints."""
     return WORDS.get(name) or WORDS.get(elsewhere.bare_name(name) if place is Place.LABEL else "")
 
 
@@ -417,7 +417,7 @@ def no_node_has(name: str, amount: int, beside: Collection[str]) -> str:
 
 
 def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
-    """Return what was probably meant by an unknown resource, or an empty text.
+    """Return what was probably meant by an unknown resource, or "".
 
     `beside` are other resources of the pod.
 
@@ -436,7 +436,7 @@ def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
 
 
 def request_one(none: Iterable[str] = (), container: str = "") -> Hint:
-    """Return how a GPU is requested; `none` are resources that are requested with an amount of 0.
+    """Return how a GPU is requested; `none` are resources that are requested with 0.
 
     >>> request_one(["volcano.sh/gpu-number"]).text
     'write `volcano.sh/gpu-number: 1` into the limits of its container'

@@ -1,8 +1,8 @@
-"""What the placer makes of each field of a pod, by its path in the Kubernetes API; pure.
+"""What the placer makes of each field of a pod; pure.
 
-A path without a row of its own has the row of the nearest field above it; only rows whose effect is
-OBEYED are for one field alone. `[]` stands for the items of a list. A pod with a field that is
-handed over is placed by kube-scheduler, where the extender is installed, and denied otherwise.
+A path without a row has the row of the nearest field above it, unless that is OBEYED. `[]` stands
+for the items of a list. kube-scheduler places a pod with a field that is handed over, where the
+extender is installed; otherwise the pod is denied.
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
 """
 
@@ -13,11 +13,11 @@ from enum import StrEnum
 
 class Effect(StrEnum):
     OBEYED = "obeyed"
-    """The placer obeys it as kube-scheduler does."""
+    """As by kube-scheduler."""
     NO_EFFECT = "no effect"
     """No scheduler reads it."""
     PREFERENCE = "not weighed"
-    """A preference that kube-scheduler weighs, and the placer does not."""
+    """kube-scheduler weighs it, and the placer does not."""
     HANDED_OVER = "handed over"
     """The placer does not support it."""
 
@@ -27,10 +27,10 @@ class PodField:
     path: str
     effect: Effect
     reason: str = ""
-    """Why a pod is handed over: the value of its label."""
+    """Why a pod is handed over: its label's value."""
     note: str = ""
     when: Mapping[str, object] = field(default_factory=dict)
-    """It applies if the object with the field, or the item of the list, has these values."""
+    """The row applies if the object with the field, or the item of the list, has these values."""
 
     @property
     def text(self) -> str:
@@ -47,7 +47,7 @@ class FoundField:
 
 
 def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
-    """Yield the fields of a pod, as in its JSON, that the placer does not support."""
+    """Yield the fields of a pod's JSON that the placer does not support."""
     for row in _HANDED_OVER:
         for path in _find(pod, row.path.split("."), "", row.when):
             yield FoundField(path, row)
@@ -56,7 +56,7 @@ def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
 def _find(
     value_above: object, segments: list[str], path: str, when: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield the paths at which a field is set: empty values count as not set."""
+    """Empty values count as not set."""
     if not isinstance(value_above, Mapping):
         return
     name = segments[0].removesuffix("[]")

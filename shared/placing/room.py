@@ -1,9 +1,8 @@
-"""Room for a pod: the cheapest sets of leases whose end lets it run on one node; pure.
+"""The cheapest sets of leases whose end lets a pod run on one node; pure.
 
-The result is exact for small numbers: no set that is yielded later is cheaper. The cost of a set is
-decided by its most undesirable lease first (`EndableLease.tier`), then by their number, then by the
-GPU-seconds they have used. Where a node has too many sets to try, leases are spared one by one, the
-most expensive first. The order is fixed, and the number of trials is bounded.
+For few leases, no later set is cheaper. A set costs its most undesirable lease first
+(`EndableLease.tier`), then their number, then the GPU-seconds they used. On a node with too many
+sets, leases are spared one by one, the most expensive first.
 """
 
 from bisect import bisect_left
@@ -32,13 +31,13 @@ from shared.placing.endable_leases import (
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 6000
-"""Trials for one pod; sets of leases are tried on one node until it has had a quarter of them."""
+"""For one pod. Sets of leases are tried on one node until it has had a quarter of these."""
 FEW_LEASES = 4
 MAX_TRIALS_WITH_FEW_LEASES = 20_000
 EndsFor = tuple[NodeName, Endables]
 """A node, and what ends to make room on it; whole gangs also elsewhere."""
 Allows = Callable[[Sequence[EndableLease]], bool]
-"""Whether these leases may all end together."""
+"""Returns whether these leases may all end together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ class ClusterTrials:
         self.update(nodes, leaving)
 
     def update(self, nodes: Iterable[NodeTotals], leaving: Collection[PodUid] = ()) -> None:
-        """Replace all nodes; those that are the same objects as before cost next to nothing."""
+        """Replace all nodes; the same objects as before cost next to nothing."""
         self.restore()
         remaining = {totals.node.facts.name: without(totals, leaving) for totals in nodes}
         for name in self.nodes.keys() - remaining.keys():
@@ -113,14 +112,14 @@ class ClusterTrials:
         self.nodes = {name: remaining[name] for name in sorted(remaining)}
 
     def leases(self) -> Iterator[tuple[Lease, float]]:
-        """Yield the leases, and what each has of its GPUs, summed."""
+        """Yield the leases, and how much each has of its GPUs."""
         for name, totals in self.nodes.items():
             gpus = self._gpus[name]
             for lease in totals.leases:
                 yield lease, gpus[lease.pod]
 
     def node_as_it_is(self, request: PodRequest) -> NodeName | None:
-        """Return the first node on which the pod fits without any lease's end, or None."""
+        """Return the first node on which the pod fits without the end of a lease."""
         self.restore()
         for name in self.nodes:
             if self.cluster.placement_on(name, request) is not None:
@@ -173,9 +172,9 @@ class RoomSearch:
         self._on_one_device = request.same_device or one_device
 
     def rooms(self, candidates: Iterable[EndableLease]) -> Iterator[Room]:
-        """Yield room for the pod, the cheapest first, by the end of some of the candidates.
+        """Yield room for the pod, the cheapest first.
 
-        In the cluster of the trials, the leases of the room that was yielded last have ended.
+        In the cluster of the trials, the leases of the last room have ended.
         """
         by_node: dict[NodeName, list[EndableLease]] = {}
         for endable in sorted(candidates, key=_spare_order):
@@ -190,10 +189,9 @@ class RoomSearch:
             )
 
     def _able_on(self, name: NodeName, tier: tuple[int, ...]) -> list[EndableLease]:
-        """Return the leases of a node up to the tier that may end, if the pod fits once they have.
+        """Return the leases up to the tier whose end lets the pod fit, if one is of the tier.
 
-        None if no lease of the tier itself is among them. A node is tried when this is first called
-        for it: of many nodes, few are until there is room.
+        A node is tried when this is first called for it.
         """
         if name not in self._able:
             allowed = list[EndableLease]()
@@ -246,7 +244,7 @@ class RoomSearch:
         return ends if self._gangs is None else self._gangs.whole(ends)
 
     def _whole_sets(self, name: NodeName, sets: Iterable[Endables]) -> list[EndsFor]:
-        """Return sets for a node with what has to end beside them, each of these once."""
+        """Return sets with what has to end beside them, without repetition."""
         whole_sets = list[EndsFor]()
         for ends in sets:
             whole = self._whole(ends)
@@ -263,7 +261,7 @@ class RoomSearch:
     def _sets_of_size(
         self, size: int, able: Mapping[NodeName, Sequence[EndableLease]], tried: dict[NodeName, int]
     ) -> tuple[list[EndsFor], list[NodeName]]:
-        """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
+        """Return the sets to try, and the nodes that have too many or none; these leave `tried`."""
         sets = list[EndsFor]()
         over = list[NodeName]()
         for name, count in list(tried.items()):
@@ -294,7 +292,7 @@ class RoomSearch:
         return self._left > 0 and self._placement(name, ends) is not None
 
     def _sets(self, among: Sequence[EndableLease], size: int) -> Iterator[Endables]:
-        """Yield sets of a size; of one device only, where the pod needs no more than one."""
+        """Yield sets of a size, of one device only for a pod that needs one."""
         if not self._on_one_device:
             yield from combinations(among, size)
             return

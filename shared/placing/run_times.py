@@ -1,7 +1,6 @@
-"""How long pods run, learned from those before them that had the same names but for numbers; pure.
+"""How long pods run, learned from earlier ones of the same controller; pure.
 
-A controller's names have a form of their own (`train-x7k2p`, `web-5d8f9c6b7d-x7k2p`, `worker-3`),
-so that a form stands for the pods of one kind of owner.
+A controller's names have a form of their own: `train-x7k2p`, `web-5d8f9c6b7d-x7k2p`, `worker-3`.
 """
 
 import math
@@ -32,7 +31,7 @@ _NUMBER = re.compile(r"[0-9]+")
 class RunSeries(msgspec.Struct, frozen=True, array_like=True, gc=False):
     runs: Amount = 0
     log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG)] = 0.0
-    """Weighted mean of the logarithms: a few long runs do not hide that most are short."""
+    """Mean of the logarithms, so that a few long runs do not hide that most are short."""
 
 
 def series_of(namespace: Namespace, name: str) -> str:
@@ -47,7 +46,7 @@ class RunTimes:
         self.series = series or {}
 
     def expected_s(self, lease: Lease) -> float | None:
-        """Return how long the pod of a lease is expected to run; None: too few ended before."""
+        """Return how long a lease's pod is expected to run, or None if too few ended before."""
         series = self.series.get(series_of(lease.namespace, lease.name)) if self.series else None
         return math.exp(series.log_mean_s) if series and series.runs >= LEAST_RUNS else None
 
@@ -62,7 +61,7 @@ class RunTimes:
         self._forget()
 
     def _forget(self) -> None:
-        """Have few enough series: first, those of the namespaces with most become fewer."""
+        """Namespaces with the most series lose some first."""
         if len(self.series) <= MOST_SERIES:
             return
         of_namespace: dict[str, list[str]] = {}
@@ -80,7 +79,7 @@ class RunTimes:
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """Read what `dump` returned; from anything else, nothing was learned."""
+        """Nothing is learned from anything but what `dump` returned."""
         try:
             return cls(msgspec.msgpack.decode(data, type=dict[str, RunSeries]))
         except UNDECODABLE:

@@ -1,7 +1,7 @@
 """Planned starts: where a waiting pod or gang fits earliest, given when leases end; pure.
 
-Leases are taken away in the order of their ends until the pods fit beside those that are left. The
-devices that they get then are claimed for them: what is let onto these before has to end in time.
+Leases are taken away in the order of their ends until the pods fit. Their devices are then claimed:
+what is let onto these before has to end in time.
 """
 
 from collections import Counter, defaultdict
@@ -38,27 +38,26 @@ EARLIER_S = 60.0
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
 MOST_KINDS = 16
-"""No start is planned of a gang with more different requests: each takes about as long as a pod."""
+"""No start is planned of a gang with more different requests, each of which takes as long as a pod.
+"""
 FIRST_ENDS = 4
 """So many leases end before the first try; then twice as many each time."""
 MOST_NAMED = 3
 NEVER = 1e12
-"""Unix seconds after all ends that are known."""
+"""Unix seconds after all known ends."""
 
 
 class LeaseEnd(NamedTuple):
     at: float
     enforced: bool
-    """It ends by then at the latest; else it is expected to."""
+    """It ends by then at the latest, not only as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStart:
-    """Where pods can start once some leases have ended, and when that is."""
-
     at: float
     placements: tuple[Placement | None, ...]
-    """Of each pod, in the order of the requests; None: one that the gang does not need."""
+    """In the order of the requests; None for a pod that the gang does not need."""
     waits_for: tuple[Lease, ...] = ()
     enforced: bool = True
     """All of them end by an enforced time."""
@@ -79,12 +78,11 @@ class PlannedStart:
 
 
 def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> LeaseEnd | None:
-    """Return when a lease ends, by its term or as expected; None: nothing is known.
+    """Return when a lease ends, by its term or as expected, or None if nothing is known.
 
-    Without an expectation of its author, its pod runs for `learned_s`.
-
-    One that has lasted longer than expected is expected to last as long again; one whose maximum
-    run time is over, to end as late again, but soon.
+    Without its author's expectation, its pod runs for `learned_s`. One that lasts longer is
+    expected to last as long again; one beyond its maximum run time, to end as late again, but
+    soon.
     """
     if lease.claim is not None:
         return None
@@ -100,7 +98,6 @@ def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> Lease
 
 
 def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
-    """Return a lease that ends before a start, as it is stored and shown."""
     return EndingLease(
         pod=lease.pod,
         namespace=lease.namespace,
@@ -113,7 +110,7 @@ def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
 def with_claims(
     nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
 ) -> list[NodeTotals]:
-    """Return nodes with all that starts will take of their resources, and without lifted claims."""
+    """Return nodes with all that starts will take, and without lifted claims."""
     changes = defaultdict[NodeName, Counter[str]](Counter)
     free = set[DeviceUuid]()
     for start in staying:
@@ -155,10 +152,10 @@ def plan_start(
     before: float = inf,
     trials: "StartTrials | None" = None,
 ) -> PlannedStart | None:
-    """Return the earliest start of `needed` of the pods, tried in order; None: none is in sight.
+    """Return the earliest start of `needed` of the pods, tried in order, or None.
 
-    Leases without an end, or one after `before`, stay. Devices that are claimed for others are not
-    used. Plans on much the same nodes take less time with the same `trials`.
+    Leases without an end, or with one after `before`, stay. Devices claimed for others are not
+    used. The same `trials` save time on much the same nodes.
     """
     totals = list(nodes)
     ends = [
@@ -187,7 +184,7 @@ class WaitingUnit:
     id: str
     pods: tuple[WaitingPod, ...]
     needed: int
-    """So many of them start at once."""
+    """How many of them start at once."""
     gang: Gang | None
     claim: WaitingClaim | None = None
     """What kube-scheduler allocates before the pod starts, instead of a lease of its own."""
@@ -202,7 +199,7 @@ class WaitingUnit:
 
     @property
     def since(self) -> float:
-        """How long it has waited: Unix seconds of the first."""
+        """Unix seconds."""
         return min(pod.waiting_since for pod in self.pods)
 
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
@@ -216,9 +213,8 @@ def waiting_units(
 ) -> list[WaitingUnit]:
     """Return what may get a planned start, in the order of the first pod of each.
 
-    A pod without a gang has to have waited for `after_s`. Gangs with a topology get none: plans do
-    not know the domains. Nor do pods with required rules about other pods, which plans do not
-    count.
+    A pod without a gang has to have waited for `after_s`. Plans know neither the domains of
+    gangs with a topology nor required rules about other pods, so these get none.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     gangs = defaultdict[str, list[WaitingPod]](list)
@@ -282,7 +278,8 @@ def start_without_plan(
 ) -> str:
     """Return which leases without a known end have to end first.
 
-    If there is none, return when the others have ended, or nothing if it does not wait for them.
+    If there is none, return when the others have ended, or nothing if it does not wait for
+    them.
     """
     some_end = with_some_end(end_of)
     plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
@@ -295,10 +292,7 @@ def start_without_plan(
 
 
 class StartTrials:
-    """A cluster for trials: a node is put again only if it, or what has ended on it, differs.
-
-    All plans are for nodes of the same names.
-    """
+    """A cluster for trials, on nodes of the same names: only changed nodes are put again."""
 
     def __init__(self) -> None:
         self.cluster = TrialCluster()
@@ -390,7 +384,7 @@ class _Search:
         }
 
     def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
-        """Place the pods once the first so many leases have ended; empty: they do not fit."""
+        """Place the pods once the first so many leases have ended; return () if they do not fit."""
         self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
         placements = dict[int, Placement]()
         refused: PodRequest | None = None

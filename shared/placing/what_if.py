@@ -24,7 +24,7 @@ EndOf = Callable[[Lease], LeaseEnd | None]
 MOST_PLANNED = 8
 """Objects whose start is looked for."""
 MAX_ADDED = 1000
-"""Nodes of one kind that are added at most."""
+"""The most added nodes of one kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class TriedOutcome(View, frozen=True, kw_only=True):
     room: RoomView | None = None
     """Null if it would run, or nothing helps."""
     when: str = ""
-    """If wanted, of the last waiting pod of the first objects: when all so far have started."""
+    """If requested, for the last waiting pod of the first objects: when all so far have started."""
 
 
 class AddedNodes(View, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
 
 
 def _kind(node: LedgerNode) -> Hashable:
-    """Return what nodes have in common that the same pods fit on while they are idle."""
+    """Nodes of one kind fit the same pods while they are idle."""
     devices = tuple((d.model, d.memory_mib, d.mode, d.slots, d.unit_mib) for d, _ in node.devices)
     return devices, tuple(sorted(node.facts.allocatable.items())), node.facts.taints
 

@@ -26,7 +26,7 @@ def escape_pointer(key: str) -> str:
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 _SEGMENT = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
 _ITEM_KEYS = ("name", "mountPath", "devicePath")
-"""By which items of lists are named in paths."""
+"""Items of lists are named by these in paths."""
 _BOOLEANS = {"true": True, "false": False}
 """Values of fields."""
 _OF_METADATA = {Place.ANNOTATION: "annotations", Place.LABEL: "labels"}
@@ -37,8 +37,8 @@ Token = str | int
 def json_patch(pod: Mapping[str, Any], changes: Iterable[Change]) -> tuple[PatchOperation, ...]:
     """Return the operations that make these changes in a pod, or in a template of pods.
 
-    What is to be removed and is not there, and what only a person can divide among containers, has
-    no operation.
+    There is none for removing what is not there, nor for what only a person can divide among
+    containers.
 
     >>> pod = {"metadata": {"annotations": {"a/b": "x"}}, "spec": {"containers": []}}
     >>> [operation.path for operation in json_patch(pod, [Change(Place.ANNOTATION, "a/b")])]

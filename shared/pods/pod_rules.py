@@ -57,7 +57,6 @@ class _WeightedTerm(Struct, frozen=True, rename="camel", gc=False):
 
 
 def has_rules(pod: ApiPod) -> bool:
-    """Return whether the pod has rules about other pods, required or preferred."""
     affinity = pod.spec.affinity
     return bool(
         pod.spec.topology_spread_constraints
@@ -70,9 +69,9 @@ def parse_pod_rules(
 ) -> tuple[PodRules | None, Selections]:
     """Return the rules of a pod, or None if it has none, and what they select.
 
-    `repels` is its required anti-affinity, as it concerns other pods. The required affinity terms
-    whose numbers are in `of_gang` are obeyed otherwise. Raises RequestError for what no API server
-    stores, and for what is too large.
+    `repels` is its required anti-affinity. The required affinity terms numbered in `of_gang`
+    are obeyed otherwise. Raises RequestError for what no API server stores, and for what is too
+    large.
     """
     if not has_rules(pod):
         return None, {}
@@ -157,7 +156,7 @@ class _Rules:
         )
 
     def _selector(self, term: _Term) -> PodSelector | None:
-        """Return what a term selects, or None if it has no label selector and selects no pod."""
+        """A term without a label selector selects no pod."""
         if term.label_selector is None:
             return None
         labels = requirements_of(term.label_selector)
@@ -174,7 +173,7 @@ class _Rules:
     def _counted(
         self, selectors: Sequence[PodSelector | None], *, with_terminating: bool = True
     ) -> str:
-        """Return the resource as which the pods are counted that all of these select; or ""."""
+        """Return the resource as which the pods are counted that all of these select, or ""."""
         listed = [selector for selector in selectors if selector is not None]
         if not listed or len(listed) < len(selectors):
             return ""

@@ -38,9 +38,9 @@ def parse_term(pod: PodView) -> Term:
 def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     """Return what `spec.activeDeadlineSeconds` must be: the smaller of the spec and the annotation.
 
-    A pod with neither gets the default of its namespace's quota. Raises RequestError for a
-    malformed annotation, and for more than the quota's maximum: a pod that was given less than its
-    author wrote would lose its work.
+    A pod with neither gets its quota's default. Raises RequestError for a malformed annotation,
+    and for more than the quota's maximum: with less than its author wrote, a pod would lose its
+    work.
     """
     spec = _seconds(pod.spec.active_deadline_seconds)
     annotated = _annotated(pod, MAX_RUN_TIME)
@@ -63,7 +63,7 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
 
 
 def expected_run_s(pod: PodView) -> int | None:
-    """Return how long its author expects it to run. Raises RequestError if that is malformed."""
+    """Raise RequestError if the annotation is malformed."""
     return _annotated(pod, EXPECTED_RUN_TIME)
 
 

@@ -1,4 +1,4 @@
-"""Claims, volumes and what decides where they can be, kept as far as placement needs them; pure.
+"""Claims, volumes and what decides where they can be, as far as placement needs them; pure.
 
 Most claims of a cluster are bound and of no pod that waits, so each takes little memory.
 """
@@ -62,8 +62,6 @@ ClaimKey = tuple[str, str]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A PersistentVolumeClaim."""
-
     name: str
     uid: str = ""
     owner: str = ""
@@ -86,15 +84,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A PersistentVolume."""
-
     name: str
     terms: VolumeTerms = ()
     """Its required node affinity; without any, every node reaches it."""
     zones: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Labels of topology, and the values of each."""
     driver: str = ""
-    """The CSI driver, if it has one: also the one that has replaced its volume plugin."""
+    """The CSI driver, also one that has replaced its volume plugin, or ""."""
     in_tree_disk: bool = False
     """A disk of a volume plugin that a CSI driver has replaced; it is attached to one node."""
     available: bool = False
@@ -125,8 +121,6 @@ class StorageClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """A CSI driver."""
-
     attaches: bool = True
     has_capacities: bool = False
     """Its free storage decides where a volume can be provisioned."""
@@ -140,7 +134,7 @@ class Capacity:
     largest: int
     """Bytes of the largest volume."""
     nodes: tuple[NodeTerm, ...] = ()
-    """Empty: all nodes."""
+    """() means all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +149,7 @@ NO_DRIVER = Driver()
 
 
 def parse_claim(claim: ApiVolumeClaim) -> Claim:
-    """Parse a claim. Raises RequestError for an invalid quantity."""
+    """Raise RequestError for an invalid quantity."""
     meta = claim.metadata
     spec = claim.spec
     phase = claim.status.phase
@@ -178,7 +172,7 @@ def parse_claim(claim: ApiVolumeClaim) -> Claim:
 
 
 def parse_volume(volume: ApiVolume) -> Volume:
-    """Parse a volume. Raises RequestError for an invalid quantity."""
+    """Raise RequestError for an invalid quantity."""
     meta = volume.metadata
     spec = volume.spec
     available = volume.status.phase == "Available"
@@ -233,7 +227,7 @@ def parse_driver(driver: ApiCsiDriver) -> Driver:
 
 
 def parse_capacity(capacity: ApiStorageCapacity) -> Capacity | None:
-    """Parse a capacity, or return None if no node reaches it, or its size is not known.
+    """Return None if no node reaches the capacity, or its size is not known.
 
     Raises RequestError for an invalid quantity.
     """
@@ -268,7 +262,7 @@ def _size(amounts: Quantities) -> int:
 
 
 def _zones(labels: dict[str, str]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Yield the topology of a volume; one with an empty value is ignored, as by kube-scheduler."""
+    """As by kube-scheduler, topology with an empty value is ignored."""
     for key in TOPOLOGY_LABELS:
         values = tuple(zone.strip() for zone in labels.get(key, "").split(ZONES_SEPARATOR))
         if all(values):
@@ -290,8 +284,6 @@ def _cached(value: tuple[object, ...]) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Storage:
-    """All of them, by name."""
-
     claims: dict[ClaimKey, Claim] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
     classes: dict[str, StorageClass] = field(default_factory=dict)
@@ -302,10 +294,10 @@ class Storage:
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
     reserved: dict[ClaimKey, tuple[Volume, ...]] = field(default_factory=dict)
-    """Volumes that are for one claim, or bound to it: seldom several, so not by name."""
+    """Volumes for one claim, or bound to it: seldom several, so not by name."""
 
     def put_volume(self, name: str, volume: Volume | None) -> None:
-        """Put a volume, or remove it if it is None."""
+        """None removes the volume."""
         before = self.volumes.pop(name, None)
         if before is not None:
             _drop(self.available, before.storage_class, name)

@@ -37,7 +37,7 @@ class PlacementUnit:
 def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
     """Split a batch into units, the highest priority first.
 
-    A gang comes where the highest of its pods comes; one that is not decided as one counts as none.
+    A gang comes where its highest pod comes; one that is not decided as one counts as none.
     """
     units: list[PlacementUnit] = []
     gangs: dict[str, PlacementUnit] = {}
@@ -56,7 +56,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 
 class CandidateCount:
-    """How many candidates a pod may get: one, but more while other placers take first choices."""
+    """How many candidates a pod may get: more than one while other placers take first choices."""
 
     def __init__(self) -> None:
         self._contested_pods = 0
@@ -77,8 +77,6 @@ class CandidateCount:
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """Input of decisions: the mirror with its index, refusals by quotas, and a random source."""
-
     index: NodeIndex
     rng: Rng
     now: Callable[[], float] = lambda: inf
@@ -150,7 +148,6 @@ def _with_within(request: PodRequest, within: Within) -> PodRequest:
 def decide(
     pods: Sequence[PodQueued], context: DecisionContext, choose: Choose | None = None
 ) -> RoundDecisions:
-    """Decide for each pod, with `context.choose` unless it is to be chosen for otherwise."""
     choose = choose or context.choose
     decisions = RoundDecisions()
     for event in pods:

@@ -1,7 +1,7 @@
 """Decisions for a gang: enough of its pods are placed together, or none at all; pure.
 
-Pods that share domains (nodes with equal values of some labels) are tried in one domain after
-another. Domains without enough room, with each kind of pod counted alone, are not tried.
+Pods that share domains are tried in one after another. Domains without enough room, with each kind
+of pod counted alone, are not tried.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -46,19 +46,19 @@ class GangDecision:
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
     lacking: tuple[int, int] | None = None
-    """How many of how many equal pods would fit if no other pod ran; None if all may."""
+    """How many of how many equal pods would fit if no other pod ran, or None if all may."""
     waits: bool = False
     """The pod that does not fit would fit once other pods have ended."""
     differs: bool = False
-    """Its pods differ: whether they fit beside each other on empty nodes is not known."""
+    """Whether its pods fit beside each other on empty nodes is not known."""
     required: Keys = ()
     """Labels of which all pods must share the values."""
     one_node_claim: str = ""
     """A claim that pods share, for which one of these labels is the name of the node."""
     domains: tuple[DomainRoom, ...] = ()
-    """Of these labels, the domains with the most room, the largest first."""
+    """Those with the most room, the largest first."""
     further_domains: int = 0
-    """Domains with no more room than the last of them."""
+    """Domains with no more room than the last of `domains`."""
 
 
 def decide_gang(
@@ -66,9 +66,9 @@ def decide_gang(
 ) -> GangDecision:
     """Place `needed` of the members, counting each as used in the mirror, or none of them.
 
-    The largest pods go first, since small ones fit between them. If that fails and there are more
-    members than needed, the smallest go first. If other pods of the gang run, `joined` has the
-    values of the gang's labels on their nodes.
+    The largest pods go first, since small ones fit between them; if that fails and some may be
+    left out, the smallest. `joined` has the values of the gang's labels on the nodes of its
+    other pods.
     """
     topology = topology_of(members)
     if topology is not NO_TOPOLOGY:
@@ -90,7 +90,7 @@ def _differ(members: Iterable[PodQueued]) -> bool:
 def _lacking(
     members: Sequence[PodQueued], needed: int, context: DecisionContext, *, as_is: bool = False
 ) -> tuple[int, int] | None:
-    """Return how many of how many equal pods would fit if no other pod ran, or None if all would.
+    """Return how many of how many equal pods would fit if no other ran, or None if all would.
 
     Pods that differ are not counted beside each other.
     """
@@ -168,9 +168,9 @@ class GangInDomains:
         kinds: Sequence[PodKind],
         place: Callable[[Within], GangDecision],
     ) -> tuple[GangDecision | None, dict[Domain, int]]:
-        """Return the decision of a domain that suffices, or that a quota refuses.
+        """Return the decision of a domain that suffices or that a quota refuses, if there is one.
 
-        Return None if there is none, and for each domain the number of pods that have room.
+        Return for each domain the number of pods that have room, too.
         """
         others = len(self._members) - sum(len(kind.pods) for kind in kinds)
         rooms: dict[Domain, int] = {}
@@ -228,7 +228,7 @@ class GangInDomains:
         return GangDecision([], 0, refusal, required=self._required)
 
     def _refused_anywhere(self, within: Within) -> GangDecision | None:
-        """Return the refusal if not one of the pods fits on any node there, or None."""
+        """Return the refusal if not one of the pods fits on any node there."""
         decision = self._place_all_within(within)
         for event, _ in decision.chosen:
             self._context.mirror.drop(event.pod)
@@ -294,7 +294,7 @@ class FewDomains:
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
-    """Choose which pods of a gang freed capacity is offered to: one for each different request.
+    """Choose pods of a gang to offer freed capacity to: one for each different request.
 
     A gang that does not fit can fit only once one of its pods fits where capacity was freed.
     """

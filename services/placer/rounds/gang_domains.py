@@ -27,7 +27,6 @@ NO_TOPOLOGY = Topology()
 
 
 def topology_of(members: Iterable[PodQueued]) -> Topology:
-    """Return the labels that any of the pods names."""
     required: dict[str, None] = {}
     preferred: dict[str, None] = {}
     claim = ""
@@ -89,7 +88,7 @@ class Domain:
 
     @property
     def name(self) -> str:
-        """Return the values of its labels, such as `zone-a/rack-7`."""
+        """The values of its labels, such as `zone-a/rack-7`."""
         return "/".join(" or ".join(sorted(values)) for _, values in self.within)
 
 
@@ -136,7 +135,6 @@ def domains_by_size(
 
 
 def room_in(kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet) -> int:
-    """Return for how many of the pods the nodes have room."""
     return sum(
         pods_on_nodes(kind.request, index, kind.fitting & nodes, len(kind.pods)) for kind in kinds
     )

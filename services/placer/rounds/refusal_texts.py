@@ -47,8 +47,7 @@ def gang_does_not_fit(
 ) -> Refusal:
     """Return the refusal of a gang of which only some pods fit, with the reason of the next.
 
-    Its amounts count those that fit, which hold nothing: they differ from what commands and page
-    show as free.
+    Its amounts count those that fit, which hold nothing: commands and page show more as free.
     """
     fitting = decision.fitting
     if live:

@@ -32,8 +32,7 @@ def pods_on_empty_nodes(
 ) -> int:
     """Return how many such pods fit side by side if no other ran, `most` at most.
 
-    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`; of all
-    nodes, or `among` these.
+    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`.
     """
     inventory = index.mirror.inventory_changes.end
     key = (placement_key(request), most, as_is, among)
@@ -78,7 +77,7 @@ def _copy(node: MirroredNode) -> MirroredNode:
 
 
 def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
-    """Return how many such pods fit on a node, `most` at most; they are counted as used on it."""
+    """Count such pods as used on a node, `most` at most, and return how many fit."""
     devices = {device.uuid: device for device in node.devices}
     for count in range(most):
         picks = None

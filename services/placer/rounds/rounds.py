@@ -84,8 +84,8 @@ def reservation_spans(
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
     """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
-    Pods of one gang link to each other. Yields what is to be reserved, so that spans of a lease
-    become children of that of its reservation, and the list of outcomes, to be filled.
+    Yields what is to be reserved, so that spans of a lease become children of its
+    reservation's, and the list of outcomes, to be filled.
     """
     links = tracing.links_between([pod.pod for pod in wanted]) if gang is not None else {}
     spans = [
@@ -130,7 +130,8 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
 class Rounds:
     """Decides for pods one by one, and for gangs as one, until the ledger agrees.
 
-    Chosen pods are reserved for and refused ones stored, and each outcome becomes one of `events`.
+    Chosen pods are reserved for and refused ones stored, and each outcome becomes one of
+    `events`.
     """
 
     ledger: RedisLeases
@@ -139,7 +140,7 @@ class Rounds:
     ttl_s: float
     tracing: Tracing | None = None
     read_changes: Callable[[], None] = lambda: None
-    """Called before another round: the mirror shall follow the ledger now."""
+    """Called before another round, to let the mirror follow the ledger."""
 
     def __post_init__(self) -> None:
         self.mirror = self.context.mirror
@@ -171,8 +172,8 @@ class Rounds:
     ) -> list[PodQueued]:
         """Reserve for the chosen pods; return those without a lease.
 
-        With a `gang`, all of them together or none, beside the `live` ones that it has; or each,
-        if these are not given, while enough of it have leases.
+        Of a `gang`, all of them are reserved or none, beside the `live` ones; without
+        `live`, each one, while enough of the gang have leases.
         """
         capacity = self.mirror.capacity
         outcomes = await self._request(decisions, gang, live)
@@ -225,10 +226,7 @@ class Rounds:
             raise
 
     def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
-        """Return the pod without the volumes that none of its candidates reaches.
-
-        Its lease keeps those that may be bound to its claims, and there may be a thousand.
-        """
+        """Leave out the volumes that none of the candidates reaches: there may be a thousand."""
         if not any(claim.volumes for claim in pod.request.claims):
             return pod
         nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
@@ -266,8 +264,8 @@ class Rounds:
     ) -> WaitResult:
         """Store refused pods as waiting, unless capacity freed since may help them.
 
-        Freed capacity is offered to the `recipients`, all by default. With `min_members`, pods are
-        not stored if that many of their gang exist by now.
+        Freed capacity is offered to the `recipients`, all by default. With `min_members`,
+        pods are not stored if that many of their gang exist by now.
         """
         if not refused:
             return WaitResult()
@@ -374,7 +372,6 @@ class Rounds:
             self._note_contention(candidates)
 
     def _note_contention(self, taken: Sequence[Placement]) -> None:
-        """Note that other placers have taken these candidates."""
         self.context.candidates.note_contention()
         for candidate in taken:
             self.mirror.note_contention(candidate.node)
@@ -382,8 +379,8 @@ class Rounds:
     def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
         """Publish leases again until their nodes have activated them.
 
-        Not for the second copy of a pod's first event, or the events of other `pods` of its gang: a
-        placer has just published the lease.
+        A placer has just published the lease for the second copy of a pod's first event, or
+        the events of other `pods` of its gang.
         """
         queued = {pod.pod: pod for pod in pods}
         for lease in leases:
@@ -459,8 +456,8 @@ class Rounds:
     async def place_gang(self, gang: Gang, pods: Sequence[PodQueued]) -> None:
         """Place a gang of which some pods were just queued, and add events of all its pods.
 
-        Pods beyond the gang's minimum are placed one by one once it runs. Raises ConflictError
-        after too many rounds.
+        Pods beyond the gang's minimum are placed one by one once it runs. Raises
+        ConflictError after too many rounds.
         """
         answered: set[PodUid] = set()
         for _ in range(ROUNDS):

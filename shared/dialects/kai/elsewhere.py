@@ -22,13 +22,13 @@ from shared.model.quantity import parse_quantity
 MISTAKEN_PREFIXES = ("run.ai/", "runai/", "kai.scheduler/")
 """Users write them before annotations that have no prefix."""
 OTHER_READER = "runai-scheduler"
-"""`spec.schedulerName` of pods for Run:ai's own scheduler, which reads these annotations, too."""
+"""Run:ai's own scheduler, which reads these annotations, too."""
 NAMED = 4
 """Annotations in one message."""
 
 
 def bare_name(key: str) -> str:
-    """Return the annotation that was meant by one with a prefix, or an empty text.
+    """Return the annotation that was meant by one with a prefix, or "".
 
     >>> bare_name("run.ai/gpu-fraction"), bare_name("kai.scheduler/queue")
     ('gpu-fraction', '')
@@ -41,10 +41,7 @@ def bare_name(key: str) -> str:
 
 
 def find_ineffective(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    """Yield what to write instead of annotations that are not read in such a pod.
-
-    `dialect` is that of its request.
-    """
+    """Yield what to write instead of annotations that are not read; `dialect` is the request's."""
     mistaken = {key: name for key in sorted(pod.annotations) if (name := bare_name(key))}
     if dialect == kai.NAME or pod.scheduler == kai.SCHEDULER:
         for key, name in mistaken.items():

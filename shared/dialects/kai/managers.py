@@ -9,7 +9,7 @@ RESERVATIONS = "kai-resource-reservation"
 
 
 def managing_condition(true_conditions: Iterable[str]) -> str:
-    """Return the node's condition that shows another manager, or an empty text.
+    """Return the node's condition that shows another manager, or "".
 
     >>> managing_condition(["Ready", "gpu-fractioning.nvidia.com/Ready"])
     'condition gpu-fractioning.nvidia.com/Ready'
@@ -19,11 +19,10 @@ def managing_condition(true_conditions: Iterable[str]) -> str:
 
 
 def reserves_gpus(namespace: str) -> bool:
-    """Return whether pods of this namespace reserve GPUs for KAI."""
     return namespace == RESERVATIONS
 
 
 def managing_pods(namespaces: Iterable[str]) -> str:
-    """Return which pods of a node, by their namespaces, reserve GPUs for KAI; or an empty text."""
+    """Return which pods of a node, by their namespaces, reserve GPUs for KAI, or ""."""
     namespace = min(namespaces, default="")
     return f"pods of namespace {namespace}" if namespace else ""

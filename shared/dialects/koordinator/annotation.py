@@ -1,8 +1,7 @@
 """`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-It is for people, koordlet's metrics and programs that read Koordinator's annotations. Leasehold
-writes it from the lease and never places a pod or serves a kubelet by it; the audit reports when it
-was changed.
+It is for people and programs that read Koordinator's annotations. Nothing is placed or served by
+it; the audit reports when it was changed.
 """
 
 import json
@@ -37,8 +36,8 @@ class _Allocated(Struct, frozen=True):
 def encode_allocated(lease: Lease) -> str:
     """Encode a lease's GPUs as compact JSON, in the order in which they were chosen.
 
-    A GPU that an init container uses before another container is one entry with the larger share.
-    Raises RequestError for a share without its requested terms.
+    A GPU that an init container uses before another is one entry with the larger share. Raises
+    RequestError for a share without its requested terms.
     """
     gpus: dict[str, Share] = {}
     for share in lease.shares:
@@ -55,9 +54,8 @@ def encode_allocated(lease: Lease) -> str:
 def resources_of(share: Share) -> dict[str, str]:
     """Return a share's amounts as Koordinator writes them, the requested and the derived one.
 
-    Bytes from a ratio are exact, although the share is reserved in whole MiB, rounded down. A ratio
-    from bytes is truncated as Koordinator's scheduler does. Compute is left out if it was not
-    requested.
+    Bytes from a ratio are exact, although the share is in whole MiB; a ratio from bytes is
+    truncated. Compute that was not requested is left out.
     """
     terms = share.requested_units
     if terms is None:
@@ -90,7 +88,7 @@ def ratio_of(memory_bytes: int, total_bytes: int) -> int:
 
 
 def binary_text(number: int) -> str:
-    """Format a number with the largest binary suffix that leaves no remainder.
+    """Use the largest binary suffix that leaves no remainder.
 
     >>> binary_text(8 << 30)
     '8Gi'
@@ -99,7 +97,7 @@ def binary_text(number: int) -> str:
 
 
 def decimal_text(number: int) -> str:
-    """Format a number with the largest decimal suffix that leaves no remainder.
+    """Use the largest decimal suffix that leaves no remainder.
 
     >>> decimal_text(1500)
     '1500'
@@ -132,7 +130,7 @@ def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
 
     Amounts are numbers or quantities, also under the names before Koordinator 1.0. Raises
-    RequestError for malformed text.
+    RequestError.
     """
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()

@@ -1,21 +1,16 @@
 """What pods request of Koordinator: a part of each GPU, and by hints which GPUs; pure.
 
-The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`,
-applied to each container: upstream adds up a pod's containers and gives each of them all GPUs.
+The rules are those of Koordinator's webhook and of its plugin `DeviceShare`, for each container.
 
-Annotations, as far as they concern GPUs:
-
-`device-allocate-hint`: `selector` and `requiredTopologyScope` have their effect. `allocateStrategy`
-is for RDMA and FPGAs and has none on GPUs, as upstream. `exclusivePolicy` and `vfSelector` of a
-GPU, and the scope `Device`, are refused: upstream ignores them or can never satisfy them.
+`device-allocate-hint`: `allocateStrategy` is for RDMA and FPGAs. `exclusivePolicy` and `vfSelector`
+of a GPU, and the scope `Device`, are refused: upstream ignores them or can never satisfy them.
 
 `device-joint-allocate`: a device type that the pod does not request is ignored. RDMA and FPGAs are
-ordinary resources of a node here, so a preference for GPUs near them has no effect, and a
-requirement of the same PCIe root is refused.
+ordinary resources here, so a preference for GPUs near them has no effect, and a requirement of the
+same PCIe root is refused.
 
-`gpu-partition-spec`: there are no partition tables here. `BestEffort`, the GPUs with the best
-links, is the default for every pod with several GPUs; `Restricted` is refused. As upstream, there
-is no effect on pods that share GPUs.
+`gpu-partition-spec`: there are no partition tables. `BestEffort`, the GPUs with the best links, is
+the default; `Restricted` is refused. As upstream, it has no effect on pods that share GPUs.
 """
 
 import json
@@ -39,8 +34,7 @@ from shared.model.requests.request import DeviceSelection, GpuRequest, SharingPo
 NAME = "koordinator"
 SCHEDULER = "koord-scheduler"
 NVIDIA_GPUS = "nvidia.com/gpu"
-"""Whole GPUs in pods for Koordinator's scheduler; in all other pods the NVIDIA dialect reads it.
-That dialect serves it in both cases."""
+"""Read here only in pods for Koordinator's scheduler; the NVIDIA dialect serves it in any pod."""
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
 """Of the names before Koordinator 1.0, which are read and never written."""
@@ -82,8 +76,8 @@ VALID_COMBINATIONS = frozenset(
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
-    If that is disabled, the NVIDIA dialect reads such pods, so that no pod with the resource ever
-    counts as a pod without a GPU.
+    The NVIDIA dialect reads such pods if that is disabled: none may count as a pod without a
+    GPU.
     """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
     return enabled and pod.scheduler == SCHEDULER
@@ -142,10 +136,10 @@ def parse_part(
 
 
 def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
-    """Return what admission changes in a container's amounts, or None for an amount to remove.
+    """Return what admission changes in a container's amounts; None removes one.
 
-    The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing GPU count is
-    added, without which the kubelet would not call Allocate. Invalid requests are not changed.
+    The shorthand becomes core and memory ratio, and a missing GPU count is added, without which
+    the kubelet would not call Allocate. Invalid requests are not changed.
 
     >>> changes = amount_changes({"koordinator.sh/gpu": 50})
     >>> changes["koordinator.sh/gpu"], changes["koordinator.sh/gpu-core"]
@@ -239,7 +233,7 @@ def _check_names(container: str, amounts: Mapping[str, int]) -> None:
 def _without_shorthand(container: str, amounts: Mapping[str, int]) -> list[Change]:
     """Return the changes that leave a container what it requests beside the shorthand.
 
-    The shorthand still stands for the part, core or memory, that is not among that.
+    The shorthand stands for core or memory where these do not name it.
     """
     others = amounts.keys() - {GPU}
     if not others & {CORE, MEMORY, RATIO}:
@@ -327,8 +321,8 @@ def parse_hints(
 ) -> tuple[DeviceSelection, TopologyScope]:
     """Parse the annotations of a pod that requests GPUs.
 
-    `resources` are those of all its containers, and `shared` whether it requests parts of GPUs.
-    Raises RequestError naming annotation, field, value and rule.
+    `resources` are those of all its containers. Raises RequestError naming annotation, field,
+    value and rule.
     """
     hints = _hints(annotations.get(HINT))
     joint = parse_object(JOINT, annotations.get(JOINT), JOINT_FIELDS)

@@ -17,7 +17,7 @@ PHASE = "hami.io/bind-phase"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 CORDON = "hami.io/device-cordon"
-"""By an operator, on a node: UUIDs, with commas, of devices that get no new shares."""
+"""On a node, by an operator: UUIDs, with commas, of devices that get no new shares."""
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
@@ -43,8 +43,8 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
     """Encode an element per container of the pod, init containers first, each ended by `;`.
 
-    An element has `id,NVIDIA,MiB,cores:` for each device, in the order in which the container sees
-    them. It is empty for containers without a GPU and for those in `done`.
+    It has `id,NVIDIA,MiB,cores:` for each device in the order that the container sees. It is
+    empty for containers without a GPU and for those in `done`.
     """
     memo = decode_memo(lease)
     return "".join(
@@ -69,10 +69,7 @@ def device_type(model: str) -> str:
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Encode `node-nvidia-register`: a record per device, without fields that are zero or false.
-
-    Memory is in MiB, whatever the node's unit is.
-    """
+    """Encode a record per device, without fields that are zero or false; memory is in MiB."""
     records = (
         {
             "id": device.uuid,
@@ -91,7 +88,7 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def encode_scores(devices: Sequence[Device]) -> str | None:
-    """Encode `node-nvidia-score`, the link scores of each device, or return None if unknown."""
+    """Encode the link scores of each device, or return None if they are unknown."""
     if not any(device.links for device in devices):
         return None
     scores: list[dict[str, object]] = [

@@ -1,7 +1,7 @@
 """Parameters of NVIDIA's DRA driver, in claims for ours; pure.
 
-A claim's containers and pods share its devices, by time slices unless it selects devices with MPS.
-What a claim may use is what it requests as capacity: limits in its parameters can only repeat that.
+A claim's containers and pods share its devices by time slices, unless it selects devices with MPS.
+Limits in parameters can only repeat what the claim requests as capacity.
 https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.com/resource/v1beta1
 """
 
@@ -22,7 +22,6 @@ from shared.model.requests.claim import demanded_mode
 from shared.model.requests.request import ALL_PERCENT
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-"""NVIDIA's DRA driver."""
 NVIDIA_CLASSES: Mapping[str, str] = {
     "gpu.nvidia.com": "gpu.leasehold.dev",
     "mig.nvidia.com": "mig.leasehold.dev",
@@ -69,22 +68,22 @@ class DeviceConfig(_Strict, frozen=True, kw_only=True):
 
 
 class Effects(NamedTuple):
-    """What parameters ask for beside what the claim requests as capacity."""
+    """What parameters ask for beside the claim's capacity."""
 
     interval: Interval | None = None
-    """The length of time slices; None if they name none."""
+    """The length of time slices, or None if they name none."""
     warning: str = ""
-    """Which of them have no effect, as a sentence; or empty."""
+    """Which of them have no effect, as a sentence, or ""."""
 
 
 def read_parameters(
     parameters: bytes, devices: Sequence[AllocatedDevice], *, of_class: bool = False
 ) -> Effects:
-    """Return what is to be done and said for the devices that the parameters are for.
+    """Return what to do for the devices that the parameters are for.
 
-    Raises RequestError for parameters that are invalid, or that these devices cannot meet. By time
-    slices the containers of a claim share its GPUs anyway. Instances of MIG have no length of them
-    to set. For parts of GPUs only a class names one, since others have turns of that length, too.
+    Raises RequestError for invalid parameters, or if these devices cannot meet them. Only a
+    class sets the length of time slices of parts of GPUs, since others have turns of that
+    length, too.
 
     >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
     Effects(interval=None, warning='')
@@ -120,7 +119,7 @@ def read_parameters(
 
 
 def _of_claim(interval: Interval | None, devices: Sequence[AllocatedDevice]) -> Interval | None:
-    """Return the length for which a claim may ask. Raises RequestError for one that it may not."""
+    """Raise RequestError for a length that a claim may not ask for."""
     part = next((device.request for device in devices if device.memory_mib is not None), None)
     if part is None or interval is None:
         return interval

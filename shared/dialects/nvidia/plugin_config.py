@@ -1,7 +1,6 @@
 """The configuration file of NVIDIA's device plugin, as far as it shares GPUs; pure.
 
-A file makes a GPU several replicas, by time-slicing or by a server of MPS. Fields, defaults and
-rules are those of the plugin; what it ignores is a warning here.
+Fields, defaults and rules are those of the plugin; what it ignores is a warning here.
 https://github.com/NVIDIA/k8s-device-plugin#shared-access-to-gpus
 """
 
@@ -81,9 +80,10 @@ class NodeSharing:
 
     @property
     def part(self) -> dict[str, int]:
-        """Return the limits of a container that gets as much of a GPU as a replica, from Leasehold.
+        """Return the limits with which Leasehold gives a container as much as a replica.
 
-        Memory of a replica by time-slicing is not held by NVIDIA's plugin; here it is.
+        Leasehold holds the memory of a replica by time-slicing, which NVIDIA's plugin does
+        not.
 
         >>> NodeSharing(strategy="time-slicing", replicas={"nvidia.com/gpu": 4}).part
         {'nvidia.com/gpu': 1, 'nvidia.com/gpumem-percentage': 25}
@@ -101,7 +101,7 @@ class NamedSharing:
     """One of the configurations among which the label `NODE_CONFIG` of a node chooses."""
 
     name: str
-    """Its key in the ConfigMap; or empty for a file of its own."""
+    """Its key in the ConfigMap, or "" for a file of its own."""
     sharing: NodeSharing = NodeSharing()
     fault: str = ""
     """What is wrong with it, and the rule."""
@@ -127,10 +127,9 @@ def named_configs(document: object) -> Iterator[tuple[str, object]]:
 
 
 def config_for(configs: Mapping[str, str], key: str | None) -> str | None:
-    """Return the configuration of a node, by the value of its label `NODE_CONFIG`, or None.
+    """Return a node's configuration by its label `NODE_CONFIG`: else the default, or the only one.
 
-    Without the label it is the default one, or the only one. Raises UnknownConfigError for a label
-    that names none.
+    Raises UnknownConfigError for a label that names none.
 
     >>> config_for({"slices": "version: v1"}, None)
     'version: v1'
@@ -298,7 +297,7 @@ def _boolean(content: Mapping[str, object], key: str, where: str, *, default: bo
 def _mapping(
     value: object, where: str, keys: Collection[str], warnings: list[str] | None = None
 ) -> Mapping[str, object]:
-    """Return a mapping, empty for None, with a warning of each key that nothing reads."""
+    """Return {} for None, and warn of each key that nothing reads."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -1,14 +1,11 @@
 """tencent.com/vcuda-*: hundredths of a GPU and blocks of 256 MiB, as gpu-manager counts; pure.
 
-Names and formats are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on.
-`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory` beside it. 100 and its
-multiples are whole GPUs; memory beside them is ignored, except that the node as a whole must have
-it, because the kubelet checks. What those programs accept and then run without a GPU, or what the
-kubelet would reject, is refused here with the reason.
+`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory`. Multiples of 100 are whole
+GPUs; memory beside them is ignored, but the node must have it, as the kubelet checks. What upstream
+would run without a GPU, or the kubelet would reject, is refused.
 
-`tencent.com/vcuda-core-limit` would let a share use idle cores beyond its request. HAMi-core has no
-such limit: a share gets exactly its `vcuda-core`, and the annotation is only checked to be a
-number. GPUSharing always sets it to `vcuda-core`, which means the same.
+HAMi-core cannot let a share use idle cores up to `tencent.com/vcuda-core-limit`, so that is only
+checked to be a number. GPUSharing sets it to `vcuda-core`, which a share gets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,7 +125,7 @@ def _parse_container(container: ContainerManifest) -> GpuRequest:
 
 
 def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
-    """Return the limits that request this; memory beside whole GPUs has no effect."""
+    """Memory beside whole GPUs has no effect."""
     if container.whole:
         return {CORE: WHOLE * container.gpus}
     return {CORE: container.cores_percent, MEMORY: (container.memory_bytes or 0) // BLOCK_BYTES}
@@ -158,7 +155,7 @@ def warnings(pod: PodManifest) -> Iterable[Hint]:
 
 
 def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
-    """Return the denial by GPUSharing's webhook of a pod with only one of the two resources."""
+    """GPUSharing's webhook denies a pod with only one of the two resources."""
     one_of_two = any(
         (CORE in container.limits) != (MEMORY in container.limits) for container in pod.containers
     )
@@ -178,11 +175,10 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts for a share, and the devices only for whole GPUs.
+    """Return HAMi-core's variables and mounts for a share, and only the devices for whole GPUs.
 
-    Both have gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
-    are left out: NVIDIA's runtime mounts the driver where the loader finds it, and the variable
-    would replace the image's own.
+    gpu-manager's driver directory and `LD_LIBRARY_PATH` are left out: NVIDIA's runtime mounts
+    the driver, and the variable would replace the image's own.
     """
     shares = hami_core.required_shares(lease, container)
     whole = all(share.whole for share in shares)
@@ -202,10 +198,9 @@ def container_setup(
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
+    """Serve hundredths of each GPU, and blocks of healthy GPUs in node status.
 
-    As gpu-manager does, blocks are counted over the node's memory as a whole. Devices in MIG mode
-    are left out.
+    As gpu-manager does, blocks are counted over the node's memory as a whole.
     """
     gpus = shared_devices(devices)
     return Advertisement(

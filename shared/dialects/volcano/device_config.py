@@ -1,8 +1,7 @@
 """Volcano's two ConfigMaps for its vGPU device plugin, as far as they concern a node; pure.
 
-`volcano-vgpu-device-config` has settings for all nodes and the MIG layouts;
-`volcano-vgpu-node-config` has settings of single nodes, merged with the later entry first, as
-Volcano's and HAMi's plugins do. Invalid entries are left out, with an error.
+Settings of single nodes are merged with the later entry first, as Volcano's and HAMi's plugins do.
+Invalid entries are left out, with an error.
 """
 
 import difflib
@@ -17,7 +16,7 @@ from shared.model.bounds import SHORT
 from shared.model.devices.device import POD_MODES, DeviceMode, MigLayout, MigProfile
 
 NAMESPACES = ("kube-system", "volcano-system")
-"""Where the ConfigMaps may be; the first namespace that has one counts."""
+"""The first namespace that has the ConfigMap counts."""
 DEVICE_MAP = "volcano-vgpu-device-config"
 DEVICE_KEY = "device-config.yaml"
 NODE_MAP = "volcano-vgpu-node-config"
@@ -26,7 +25,7 @@ SECTION = "nvidia"
 MAX_SPLIT_COUNT = 4096
 """The kubelet gets a device ID for each."""
 MAX_UNIT_MIB = 1 << 20
-"""1 TiB, more than a device has."""
+"""More than a device has."""
 SPLIT_COUNT = "deviceSplitCount"
 FACTOR = "gpuMemoryFactor"
 GEOMETRIES = "knownMigGeometries"
@@ -36,7 +35,7 @@ MOST: Mapping[str, int] = {
     "memory": 2**24,
     "count": 16,
 }
-"""By name of a field in lower case; what a device's report may have."""
+"""By name of a field in lower case."""
 MOST_LISTED = 256
 """Entries of a list that are read."""
 NAMES: Mapping[str, str] = {
@@ -65,7 +64,7 @@ NODE_WITHOUT_EFFECT: Mapping[str, object] = {
     "migstrategy": "none",
 }
 FORBIDDEN = "-[],:;"
-"""Characters that separate fields in annotations with a group's name."""
+"""They separate fields in annotations with a group's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class DeviceConfig:
     unit_mib: int | None = None
     geometries: tuple[MigGeometries, ...] = ()
     node_split_count: int | None = None
-    """For this node only; overrides everything, including flags."""
+    """Overrides everything for this node, flags, too."""
     mode: DeviceMode | None = None
     excluded_devices: frozenset[str] = frozenset()
     """UUIDs, and indices as text."""
@@ -255,7 +254,6 @@ def _parse_node_map(
 def _merge_entry(
     config: DeviceConfig, own: Mapping[str, object], where: str, name: str, findings: _Findings
 ) -> DeviceConfig:
-    """Merge what an entry sets for the node."""
     findings.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
     findings.warn_of(own, NODE_WITHOUT_EFFECT)
     count = findings.positive(own, "devicesplitcount", zero=True)
@@ -295,5 +293,5 @@ def _mode(value: object, findings: _Findings) -> DeviceMode | None:
 
 
 def _brief(value: object) -> str:
-    """Return a value for a message: without its end and its depths, which aliases may multiply."""
+    """Leave out a value's end and its depths, which aliases may multiply."""
     return reprlib.repr(value)

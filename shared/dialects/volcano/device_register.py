@@ -1,9 +1,8 @@
 """The device register of Volcano's vGPU device plugin, and its handshake; pure.
 
-The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes `Reported
-<time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it to
-`Requesting_<time>`, and to `Deleted_<time>` if no new report arrives for a minute. Times here are
-UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
+The plugin writes `Reported <time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano
+1.14.3 change it to `Requesting_<time>`, and to `Deleted_<time>` without a report for a minute.
+Times here are UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,10 +74,10 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def parse_register(text: str) -> tuple[Device, ...]:
-    """Parse `node-vgpu-register` as another plugin wrote it; malformed records are skipped.
+    """Parse another plugin's `node-vgpu-register`, without malformed records.
 
-    The generation with five fields in a record always wrote `false` as health, so its health is
-    ignored; with six fields it counts. A device without memory or slots is unhealthy.
+    With five fields in a record, plugins always wrote `false` as health, which is ignored; with
+    six it counts. A device without memory or slots is unhealthy.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(

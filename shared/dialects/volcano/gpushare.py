@@ -1,7 +1,7 @@
 """volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs; pure.
 
 Names and formats are those of Volcano's GPU sharing guide and its share plugin. Memory is counted
-and not enforced: a container gets variables with its GPU and its amount of memory, and no limit.
+and not enforced.
 """
 
 import zlib
@@ -48,7 +48,8 @@ UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_UNITS = 2_000
 """Device IDs of memory on a node. A kubelet of 1.36 or later that restarts looks up each ID among
-the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
+the IDs of all its pods, under a lock that allocations need: docs/kubelets.md.
+"""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
@@ -97,9 +98,7 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the trigger for a container that requests memory without it.
-
-    The kubelet calls Allocate for the trigger.
+    """Return the trigger for a container that requests memory: the kubelet calls Allocate for it.
 
     >>> amount_changes({"volcano.sh/gpu-memory": 1024})
     {'leasehold.dev/share': 1}
@@ -141,7 +140,7 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 def container_setup(
     lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
 ) -> ContainerSetup:
-    """Return the three variables of the guide: the pod's GPUs, the allocated amount, a GPU's size.
+    """Return the guide's variables: the pod's GPUs, the allocated amount, a GPU's size.
 
     For whole GPUs the allocated amount is their number times the unit, as in the share plugin.
     Raises RequestError if the container has no share.
@@ -161,15 +160,15 @@ def container_setup(
 
 
 def unit_id(prefix: str, number: int) -> str:
-    """It is short, because a list has many."""
+    """Short, because a list has many."""
     return f"{prefix}-{base36(number)}"
 
 
 def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
     """Return the prefix of each device's IDs: its index, if no other device has the same.
 
-    A GPU that replaces a lost one gets the lost one's index. Running pods may still hold IDs of the
-    lost GPU, so from then on the IDs of both contain a checksum of the UUID.
+    A GPU that replaces a lost one has its index, and pods may still hold the lost one's IDs.
+    From then on the IDs of both contain a checksum of the UUID.
     """
     numbers = Counter(device.index for device in devices)
     return {
@@ -201,8 +200,8 @@ def _unit_count(devices: Iterable[Device]) -> int:
 def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
     """Serve the trigger (`auto`), units of memory (`share`) or whole GPUs (`number`).
 
-    With `auto`, memory is an amount in node status. Devices in MIG mode are left out. Raises
-    RequestError for `share` if there are more than `MAX_UNITS` units.
+    With `auto`, memory is an amount in node status. Raises RequestError for `share` if there
+    are too many units.
     """
     lists = {UNHEALTHY: _unhealthy_indices(devices)}
     devices = shared_devices(devices)

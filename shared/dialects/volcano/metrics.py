@@ -1,7 +1,7 @@
 """Metrics of Volcano's scheduler and of its vGPU device plugin's monitor; pure.
 
-The scheduler counts memory in the units in which pods on the node request it, and names pods
-without their namespace: shares with equal labels are to be added up.
+The scheduler counts memory in the units of requests, and names pods without their namespace: shares
+with equal labels are added up.
 """
 
 from shared.dialects.metrics import PublishedMetric

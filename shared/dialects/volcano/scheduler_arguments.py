@@ -42,9 +42,8 @@ def plugin_arguments(conf: Any) -> dict[str, object]:
 def parse_rules(arguments: Mapping[str, object]) -> Rules:
     """Parse `deviceshare` arguments (or the older `predicate.` spelling of the switches).
 
-    The switches choose between Volcano's own dialects; all others stay enabled. Raises RequestError
-    for an invalid value, and where Volcano's scheduler refuses to start: sharing and number
-    together, or either together with vGPU.
+    The switches choose between Volcano's own dialects; all others stay enabled. Raises
+    RequestError for an invalid value, and where Volcano's scheduler refuses to start.
     """
     named = _canonical(arguments)
     on = [key for key in (SHARING, NUMBER, VGPU) if _switch(named, key)]
@@ -70,7 +69,7 @@ def parse_rules(arguments: Mapping[str, object]) -> Rules:
 
 
 def find_warnings(arguments: Mapping[str, object]) -> list[str]:
-    """Return warnings: arguments that nothing reads, or with another effect than upstream."""
+    """Return warnings of arguments that nothing reads, or with another effect than upstream."""
     named = _canonical(arguments)
     warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]
     if _switch(named, LOCK):

@@ -125,10 +125,10 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
 
 
 def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
-    """Parse the selection annotations. Unlike upstream, empty list entries are dropped.
+    """Unlike upstream, empty list entries are dropped.
 
-    With `use-gputype` present, `nouse-gputype` is ignored, as upstream. Raises RequestError for
-    other values of the mode and of the pod group's policy, with which nothing would match.
+    With `use-gputype`, `nouse-gputype` is ignored, as upstream. Raises RequestError for other
+    values of the mode and of the pod group's policy, with which nothing would match.
     """
     for key, choices in ((MODE, POD_MODES), (GROUP_POLICY, (SPREAD,))):
         if key in annotations:
@@ -160,8 +160,8 @@ def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple
 def encode_shares(shares: Sequence[Share]) -> str:
     """Encode one container's devices: `id,NVIDIA,units,cores:` for each.
 
-    The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones, not
-    the instance's.
+    The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones,
+    not the instance's.
     """
     return "".join(hami_core.encode_share(share, _requested_units(share)) for share in shares)
 

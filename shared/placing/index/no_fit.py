@@ -1,4 +1,4 @@
-"""The decision that no node fits a request, and its explanation once there is one; pure."""
+"""The decision that no node fits a request, and its explanation; pure."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,10 @@ NearNode = tuple[str, MirroredNode, int]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A refusal in words, and what it is based on."""
-
     position: int
     inventory_position: int
     possible: NodeSet
-    """The nodes that would fit if they were empty, as of the inventory's position."""
+    """Nodes that would fit if they were empty, as of `inventory_position`."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
     advice: Advice
     refusal: Refusal
@@ -29,15 +27,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class NoFit:
-    """No node fits a request: the reasons as data. `refusal.refusals.explain` puts it into words.
-
-    For example, `excluded` is `{("InsufficientCpu", "Insufficient cpu"): 0b101}` if of three nodes
-    the first and the last have too little, and the other one has been removed.
-    """
+    """The reasons why no node fits, as data; `refusal.refusals.explain` puts them into words."""
 
     key: Hashable
     position: int
     excluded: Excluded
-    """All nodes by the reason that excludes them; empty if `last` explains this decision."""
+    """Nodes by the reason that excludes them; empty if `last` explains this decision."""
     last: Explanation | None = None
-    """The last explanation for an equal request, perhaps of an earlier position."""
+    """The last explanation of an equal request, perhaps of an earlier position."""

@@ -1,12 +1,9 @@
-"""The nodes that fit a request, and why the others do not, without a look at each node; pure.
-
-It answers what `device_refusal` defines for all nodes at once, since a look at each takes too long.
+"""The nodes that fit a request, and why the others do not, for all nodes at once; pure.
 
 A request passes stages: requirements on the node, served resources, ordinary resources, devices.
-Each stage is a set of nodes that is kept up to date for all requests that share it, so the cost
-does not depend on the number of different requests. A node is counted at the first stage that
-excludes it. Of the stages of devices, one excludes a node if it leaves fewer devices than the pod
-needs.
+Each stage is a set of nodes that all requests share. A node is counted at the first stage that
+excludes it; a stage of devices excludes it if it leaves fewer devices than the pod needs. The
+result is that of `device_refusal`, which looks at each node.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -80,9 +77,9 @@ def count_of_devices(*, slotted: bool) -> Amount:
 def units_free_at_once(
     gpus: int, slotted: bool, cores: int, unclaimed: bool, spare: bool
 ) -> Amount:
-    """Return the units that `gpus` devices have free at once, of those with a slot and cores.
+    """Return the units that `gpus` devices with a slot and cores have free at once.
 
-    `spare`: shares have not reserved all of their cores.
+    `spare` requires that shares have not reserved all cores.
     """
     most_cores = 100 - cores
 
@@ -164,7 +161,6 @@ class NodeClasses(Generic[Class]):
         self._known |= unknown
 
     def among(self, nodes: NodeSet, classes: Iterable[Class]) -> NodeSet:
-        """Return those of the nodes that are of one of these classes."""
         self._catch_up()
         unknown = nodes & ~self._known
         if unknown:
@@ -197,7 +193,7 @@ CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
 CORES_STEP = 10
 _SOME_ALLOWED = NodeFilterFailure("", "")
-"""The pod's selection excludes some of a node's devices."""
+"""The pod's selection excludes some of a node's devices, not all."""
 
 Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
@@ -206,7 +202,7 @@ _Cached = TypeVar("_Cached")
 
 
 class NodeSets:
-    """Sets of nodes by what requests need of them; those used least recently are dropped."""
+    """Sets of nodes by what requests need of them; the least recently used are dropped."""
 
     def __init__(self, mirror: ClusterMirror, eligibility: NodeEligibility) -> None:
         self.mirror = mirror
@@ -243,7 +239,7 @@ class NodeSets:
         return left, excluded
 
     def by_labels(self, keys: tuple[str, ...]) -> NodeClasses[LabelValues | None]:
-        """Return nodes by their values of these labels; the class of others is None."""
+        """Nodes that lack one of the labels are of class None."""
 
         def values_of(node: MirroredNode) -> LabelValues | None:
             labels = node.facts.labels
@@ -304,7 +300,7 @@ class NodeSets:
     def random_nodes(
         self, nodes: NodeSet, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
-        """Yield random nodes of a set, some of them perhaps twice."""
+        """Yield random nodes of a set, some perhaps twice."""
         digits = bin(nodes)[:1:-1]
         members = self.positions.nodes
         for _ in range(count):
@@ -393,9 +389,9 @@ class NodeSets:
     def _split_by_devices(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes whose devices fit, and others that `_split_by_device_stages` explains.
+        """Return the nodes whose devices fit, and those that `_split_by_device_stages` explains.
 
-        Nodes that no column describes are checked singly.
+        Nodes that no column describes are checked one by one.
         """
         fitting: NodeSet = 0
         unexplained: NodeSet = 0
@@ -423,7 +419,7 @@ class NodeSets:
     def _split_by_selection(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes of which the pod allows all devices, and those of which it does some."""
+        """Return nodes of which the pod allows all devices, and those of which it allows some."""
         selection = request.selection
         if not is_selective(selection):
             return left, 0
@@ -447,7 +443,7 @@ class NodeSets:
     ) -> None:
         """Divide nodes that do not fit by the stage that leaves fewer devices than needed.
 
-        Nodes that pass a stage pass those before it. So most need no look at the first four stages.
+        Nodes that pass a stage pass those before it, so most skip the first four.
         """
         if not left:
             return
@@ -501,7 +497,7 @@ class NodeSets:
     def _column(
         self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
     ) -> ThresholdColumn:
-        """Return a column that follows the nodes' changes: all of them, or those given."""
+        """Return a column that follows these changes, or else all."""
         column = self._columns.pop(key, None)
         if column is None:
             column = ThresholdColumn(self.positions, amount_of, changes or self.mirror.changes)
@@ -542,8 +538,8 @@ def _with_devices(
 ) -> NodeSet:
     """Return those of the nodes with the units free on so many devices that have the cores.
 
-    One device with cores rounded down is looked for first: if no node has it, as for most pods that
-    fit nowhere, requests with other numbers of devices and other cores share that answer.
+    One device with cores rounded down comes first: if no node has it, as for most pods that fit
+    nowhere, other requests share that answer.
     """
     rounded = cores - cores % CORES_STEP or min(cores, 1)
     for least in dict.fromkeys(((1, rounded), (gpus, cores))):

@@ -1,7 +1,6 @@
-"""One amount of every node, and for each requested amount the nodes that have as much; pure.
+"""An amount of every node, and the nodes that have a requested amount; pure.
 
-Sets of nodes are integers with one bit per node, so that sets of thousands of nodes are combined in
-microseconds. A changed node costs as much as the requested amounts between its old and its new one.
+Sets of nodes are integers with one bit per node: thousands of nodes are combined in microseconds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,11 +13,11 @@ from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 256
 RARE = 8
-"""Where fewer than one in so many nodes are to be compared, those alone are."""
+"""If fewer than one in so many nodes have to be compared, only those are."""
 SPARSE = 16
-"""Where fewer than one in so many nodes are in a set, each is searched for."""
+"""If fewer than one in so many nodes are in a set, each is searched for."""
 FIRST_POSITIONS = (1 << 256) - 1
-"""Where these are enough, a set is not searched further."""
+"""A set is not searched further where these are enough."""
 ABSENT = -(1 << 62)
 
 NodeSet = int
@@ -29,7 +28,7 @@ _AS_DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 
 class NodePositions:
-    """The position of each node in the sets; a removed node's position is used again."""
+    """The position of each node in the sets; that of a removed node is used again."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
@@ -66,7 +65,7 @@ class NodePositions:
 
 
 class ThresholdColumn:
-    """An amount of each node, and the nodes with at least each amount that was requested.
+    """An amount of each node, and the nodes with at least each requested amount.
 
     Sets may contain positions that no node has any more.
     """
@@ -77,7 +76,7 @@ class ThresholdColumn:
         amount_of: Callable[[MirroredNode], int],
         changes: ChangeLog,
     ) -> None:
-        """`changes`: those that may change the amount."""
+        """`changes` are those that may change the amount."""
         self.amount_of = amount_of
         self._positions = positions
         self._changes = ChangeReader(changes)
@@ -167,7 +166,7 @@ Value = TypeVar("Value")
 
 
 def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
-    """Add a value to a cache, which drops its oldest one beyond the limit, and return it."""
+    """Add a value to a cache that drops its oldest beyond the limit, and return it."""
     if len(cache) >= limit:
         del cache[next(iter(cache))]
     cache[key] = value

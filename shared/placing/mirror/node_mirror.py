@@ -36,14 +36,12 @@ EXCLUSIVE: Final = SharingPolicy.EXCLUSIVE
 
 
 class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """Constraints of a use besides amounts; most uses have none."""
-
     exclusive: bool
     anti_affinity_groups: tuple[str, ...]
     layout: str
-    """MIG layout that it pins, or empty."""
+    """The MIG layout that it pins, or ""."""
     positions: int
-    """Taken positions of that layout, as bits."""
+    """Bits: taken positions of the layout."""
 
 
 class TentativeDeviceUse:
@@ -71,7 +69,7 @@ class TentativeDeviceUse:
 def tentative_uses(
     shares: Sequence[Share], groups: tuple[str, ...]
 ) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
-    """Return what the shares of a pod with these anti-affinity groups take, device by device."""
+    """Return what a pod's shares take of each device."""
     if len(shares) == 1 or len({share.device for share in shares}) == len(shares):
         return [(share.device, _use_of_share(share, groups)) for share in shares]
     return _summed_uses(shares, groups)
@@ -123,11 +121,11 @@ def _summed_uses(
 
 
 NEVER = -(1 << 62)
-"""Long before the first change of the ledger."""
+"""Before the first change of the ledger."""
 
 
 class MirroredDevice:
-    """One device: the ledger's totals, tentative uses on top, and the sum of both."""
+    """A device: the ledger's totals, tentative uses on top, and the sum of both."""
 
     __slots__ = (
         "accepts_shares",
@@ -202,10 +200,7 @@ class MirroredDevice:
         self.add_use(0, 0, 0)
 
     def update_ledger_use(self, use: DeviceUse) -> bool:
-        """Apply the ledger's totals, and what is held beyond them; ignore an older fence.
-
-        Returns whether the sum changed.
-        """
+        """Ignore an older fence; return whether the sum changed."""
         if use.fence < self.ledger_use.fence:
             return False
         use = use.taken
@@ -242,7 +237,6 @@ class MirroredDevice:
         )
 
     def update_constraints(self) -> None:
-        """Recompute groups, exclusive use, the MIG layout and its taken positions."""
         ledger_use = self.ledger_use
         self.anti_affinity_groups = ledger_use.anti_affinity_groups
         self.exclusive = ledger_use.exclusive
@@ -279,7 +273,7 @@ class MirroredDevice:
             self.node.restrict_isolation()
 
     def _is_restricted(self) -> bool:
-        """Return whether shares without a demand are refused, or some of them."""
+        """Return whether some shares without a demand are refused."""
         device = self.device
         if device.isolation is not Isolation.SHARED:
             return True
@@ -287,7 +281,7 @@ class MirroredDevice:
         return device.offer.holding(NO_DEMAND, mode=mode, capped=True) is None
 
     def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
-        """Add to what is used; negative amounts are subtracted."""
+        """Negative amounts are subtracted."""
         node = self.node
         node.used_mib += memory_mib
         node.shares += shares
@@ -306,7 +300,7 @@ class MirroredDevice:
             self.free_replicas = self._count_free_replicas(self.replicas, free_mib)
 
     def _count_free_replicas(self, replicas: Replicas, free_mib: int) -> int:
-        """Return 0 also where leases from before hold parts of another kind."""
+        """Return 0 also where earlier leases hold parts of another kind."""
         if not self.healthy or self.exclusive or self.layout:
             return 0
         if self.mode not in ("", replicas.mode):
@@ -445,7 +439,7 @@ class MirroredNode:
         return bool(self.devices) and not any(device.healthy for device in self.devices)
 
     def has_same_inventory(self, node: LedgerNode) -> bool:
-        """Return whether a record of the node has the same facts and devices, as objects."""
+        """Compare objects by identity, not by value."""
         return (
             node.facts is self.facts
             and len(node.devices) == len(self.devices)
@@ -499,10 +493,7 @@ class MirroredNode:
 
 
 def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
-    """Return a node as it is once all pods on it have ended, all its devices `healthy` if wanted.
-
-    No index knows the copy.
-    """
+    """Return a node without pods, with all devices healthy if wanted; no index knows the copy."""
     copy = MirroredNode(node.name)
     devices = list[MirroredDevice]()
     copy.facts = node.facts
@@ -520,7 +511,7 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
 
 
 def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
-    """Return a node as it is without the claims for starts at `until` or later."""
+    """Return a node without claims for starts at `until` or later."""
     copy = idle_copy(node, healthy=False)
     copy.free_resources = node.free_resources
     for device, copied in zip(node.devices, copy.devices, strict=True):

@@ -1,7 +1,6 @@
-"""What to change in a pod so that a node fits it: the least that helps, found by trial; pure.
+"""The least to change in a pod so that a node fits it; pure.
 
-Every change is tried on the nodes before it is advised, after the dialect has parsed the changed
-limits again. So whoever does what a hint says gets a pod that runs.
+Every change is tried on the nodes, after the dialect has parsed the changed limits again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -41,9 +40,9 @@ from shared.placing.node_filters import (
 
 IDLE_DEVICE = SharingPolicy.IDLE_DEVICE
 SENSIBLE = 8
-"""Less than one part in so many of the requested memory is not advised where waiting helps."""
+"""Less than one in so many parts of the requested memory is not advised where waiting helps."""
 PARTS = 16
-"""Amounts of several containers are reduced together, in so many steps."""
+"""Amounts of several containers shrink together, in so many steps."""
 SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
 
 
@@ -62,9 +61,8 @@ def changed_to_fit(
 ) -> PodRequest | None:
     """Return the request with the fewest changes with which the node fits it, or None.
 
-    `absent` are resources that no node has, without which it is tried. From the request with all
-    changes, those that hurt most are taken back first. Parts are requested instead of whole devices
-    where none of these fits, and the reverse.
+    `absent` are resources that no node has. Of all changes, those that hurt most are taken back
+    first. Parts replace whole devices where none of these fits, and the reverse.
     """
     dialect = DIALECTS.get(request.dialect)
     for sizes in _SIZES:
@@ -102,7 +100,7 @@ def _applied(
 
 
 def with_resources(changed: PodRequest, request: PodRequest) -> PodRequest:
-    """Return the changed request with what its containers now make the pod request of the node."""
+    """Adjust what the containers' limits make the pod request of the node."""
     added = {
         name: limits_peak(name, changed) - limits_peak(name, request) for name in request.resources
     }
@@ -164,7 +162,7 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
 
 
 def _completed(manifest: PodManifest, dialect: Dialect) -> PodManifest:
-    """Return the manifest with the amounts that admission adds for annotations."""
+    """Add the amounts that admission adds for annotations."""
     added = dialect.annotated_amounts(manifest)
     if not added:
         return manifest
@@ -188,7 +186,7 @@ def _needs(request: PodRequest, **changes: object) -> PodRequest:
 
 
 def _any_labels(request: PodRequest, node: MirroredNode, dialect: Dialect | None) -> PodRequest:
-    """Take the node's own labels, but for those that a dialect requires by itself."""
+    """Take the node's labels, but keep those that a dialect requires by itself."""
     own = dialect.node_labels & dialect.request_labels if dialect else frozenset()
     labels = node.facts.labels
     selector = request.node_requirements.selector
@@ -223,7 +221,7 @@ def _supported(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodR
 
 
 def _field_step(name: str, nothing: object) -> Step:
-    """Return a step that removes a field of the request that an annotation of the pod sets."""
+    """Return a step that removes a field that an annotation of the pod sets."""
 
     def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
         if dialect is None or name not in dialect.request_fields:
@@ -240,7 +238,7 @@ def _field_step(name: str, nothing: object) -> Step:
 
 
 def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
-    """Request our own resource, where the node serves it instead of the requested one."""
+    """Request our own resource if the node serves it instead of the requested one."""
     if TRIGGER not in node.serving or not any(
         name not in node.serving and amount_changes({name: 1}).get(TRIGGER)
         for name in request.triggers
@@ -300,7 +298,7 @@ def fewer_gpus(most: int) -> Step:
 
 
 def _less_cores(most: int, parts: int = 0) -> Step:
-    """Return a step to so many percent of the cores in each container, or to parts of its own."""
+    """Return a step to so many percent in each container, or else to parts of its own."""
 
     def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
         return with_containers(
@@ -333,9 +331,9 @@ def with_cores(container: GpuRequest, cores: int) -> GpuRequest:
 def _less_memory(
     mib: int, device: MirroredDevice | None = None, parts: int = 0, *, divide: bool
 ) -> Step:
-    """Return a step to so many MiB of such a device in each container, or to parts of its own.
+    """Return a step to so many MiB of a device in each container, or to parts of its own.
 
-    Containers with whole devices get parts instead if it shall `divide` them.
+    Parts replace whole devices where it shall `divide` them.
     """
 
     def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
@@ -356,7 +354,7 @@ def _less_memory(
 def resized(
     container: GpuRequest, mib: int, device: MirroredDevice | None, dialect: Dialect
 ) -> GpuRequest:
-    """Return the container with at most so many MiB, in the unit in which it requests memory."""
+    """Return the container with at most so many MiB, in its unit of memory."""
     units = ("memory_percent", "memory_bytes", "memory_units")
     used = [name for name in units if getattr(container, name) is not None]
     field = used[0] if used else dialect.part
@@ -402,7 +400,7 @@ def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None
 
 
 def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
-    """Leave out the pod's group. An administrator's rules about labels stay."""
+    """Leave out the pod's group, but not an administrator's rules about labels."""
     if dialect is None or "anti_affinity_groups" not in dialect.request_fields:
         return request
     kept = [group for group in request.anti_affinity_groups if group.startswith("labels ")]

@@ -20,10 +20,10 @@ from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsew
 Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
-"""In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
+"""In place of a measure: no pod of the namespace may start, as the budget is exhausted."""
 
 RUN_TIME = "runTime"
-"""In place of a measure: the pod may run for longer than any of the namespace's may."""
+"""In place of a measure: the pod may run for longer than the namespace allows."""
 
 PACKED = DeviceOrder.BINPACK
 """Of pods that may use few devices."""
@@ -39,8 +39,8 @@ _MEASURE_NAMES = {
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
     """Return the request without what the quota refuses, or None if it refuses everything.
 
-    If the namespace may use no more devices, the request is limited to those that it uses, and its
-    containers share devices where they can.
+    Where no more devices may be used, containers share those that the namespace uses, where
+    they can.
     """
     for excess in excesses:
         if excess.names_places:
@@ -95,7 +95,7 @@ def _overlap(name: str, other: str) -> bool:
 
 
 class QuotaRefusals:
-    """Refusals by quotas in one batch, by pod; pods of a gang share an entry."""
+    """Refusals by quotas in one batch; pods of a gang share an entry."""
 
     def __init__(self) -> None:
         self._excesses: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
@@ -105,7 +105,7 @@ class QuotaRefusals:
         self._excesses.clear()
 
     def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
-        """Add the ledger's refusal, decided when the mirror had reached `capacity`."""
+        """`capacity` is what the mirror had reached when the refusal was decided."""
         if excesses:
             key = _key(event)
             since, earlier = self._excesses.get(key, (capacity, ()))
@@ -122,10 +122,7 @@ class QuotaRefusals:
         index: NodeIndex,
         where: Where,
     ) -> Result:
-        """Place the pod where its quota allows it, or return a refusal that names the quota.
-
-        `where` returns what changes of the pod would lead to.
-        """
+        """Place the pod where its quota allows it, or return a refusal that names the quota."""
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
@@ -162,7 +159,7 @@ class PodOnNodes:
         return gang.min_member if gang and gang.decided_as_one else 1
 
     def room_within(self, excesses: Iterable[QuotaExcess]) -> QuotaChanges:
-        """Return the smaller amounts that run now where the quota allows the pod, if any do."""
+        """Return smaller amounts that run now where the quota allows the pod, if any do."""
         allowed = narrowed(self.request, excesses)
         explanation = self.index.explanations.get(placement_key(allowed)) if allowed else None
         if explanation is None or not explanation.advice.waiting:
@@ -196,9 +193,8 @@ def over_quota(
 ) -> Refusal:
     """Return a refusal with what the quota allows, what is used and what is requested.
 
-    `other_refusal` is why the pod does not fit where the quota allows it, if it allows it anywhere;
-    capacity freed there is offered to the pod as to any other. Without a `pod`, as for claims, the
-    hint has no changes of a manifest.
+    `other_refusal` is why the pod does not fit where the quota allows it; capacity freed there
+    is offered to it. Without a `pod`, as for claims, the hint changes no manifest.
     """
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
@@ -235,7 +231,7 @@ def quota_hint(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Hint:
-    """Return what the pod's author can do, and what else an administrator can."""
+    """Return what the pod's author can do, or else an administrator."""
     excesses = tuple(excesses)
     if too_long := _too_long_run(excesses):
         return _run_time_hint(too_long)
@@ -303,7 +299,7 @@ def _smaller(
     most: Callable[[QuotaExcess], int],
     pod: PodOnNodes | None,
 ) -> Hint:
-    """Return how to request at most so much; without text if nothing so small can be requested."""
+    """Return how to request at most so much, without text if nothing so small can be requested."""
     if not all(map(most, amounts)):
         return Hint("")
     in_gang = pod is not None and pod.gang_size > 1
@@ -326,7 +322,7 @@ def no_budget(namespace: Namespace) -> Refusal:
 
 
 def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
-    """Return the refusal of a pod that admission has not seen, or before the quota was lowered."""
+    """Admission has not seen the pod, or the quota was lowered later."""
     given = f"has {duration_text(excess.requested)}" if excess.requested else "has none"
     return Refusal(
         reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "
@@ -348,7 +344,7 @@ def _run_time_hint(excess: QuotaExcess) -> Hint:
 
 
 def _never_met(excess: QuotaExcess) -> bool:
-    """Return whether the quota refuses the pod, or its gang, even if no other pod has a lease."""
+    """Return whether the quota refuses the pod, or its gang, even without other leases."""
     return excess.requested + excess.by_gang > excess.limit
 
 

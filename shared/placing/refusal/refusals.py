@@ -1,4 +1,4 @@
-"""Refusals: reasons counted over all nodes, detailed for the nearest nodes, with a hint; pure."""
+"""Refusals: reasons counted over all nodes, details of the nearest, and a hint; pure."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ _STAGES = (
     *DomainRule,
     "ExistingAntiAffinity",
 )
-"""Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
+"""Codes of nodes from the farthest from fitting on; those of devices come last."""
 
 NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 
@@ -65,8 +65,8 @@ NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 def explain(request: PodRequest, index: NodeIndex, no_fit: NoFit) -> Refusal:
     """Return in words why no node fits a request, in the mirror's state of the decision.
 
-    For example, `explain(request, index, no_fit).text` is "0/2 nodes are available: 2 Insufficient
-    GPU memory. ..." with what to try next.
+    For example, `explain(request, index, no_fit).text` is "0/2 nodes are available: 2
+    Insufficient GPU memory. ..." with what to try next.
     """
     last = no_fit.last
     if last is not None and last.position == no_fit.position:
@@ -126,7 +126,7 @@ def _advice(
     blocked: BlockedNodes,
     possible: NodeSet,
 ) -> Advice:
-    """Return what lets the pod run: tried on the nearest nodes, and if that fails, on others."""
+    """Return what lets the pod run, as tried on the nearest nodes and then on others."""
     if not blocked:
         return Advice(administrator=NO_NODE)
     rule_hint = RULE_HINTS.get(blocked[0][1].code)
@@ -155,7 +155,7 @@ def _advice(
 def _by_other_names(
     request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex
 ) -> Advice | None:
-    """Return what requests the same by resources that one of the nodes serves."""
+    """Request the same by resources that one of the nodes serves."""
     for node in nodes:
         translated = in_served_words(request, idle(node, index))
         if translated is not None:
@@ -173,9 +173,9 @@ def _passing(
     blocked: BlockedNodes,
     possible: NodeSet,
 ) -> BlockedNodes:
-    """Return what fits the unchanged pod but for a passing state: the nearest nodes, or another.
+    """Return nodes that fit the unchanged pod but for a passing state: the nearest, or another.
 
-    A pod that names a GPU may have other nodes nearer than that of the GPU.
+    A pod that names a GPU may have nearer nodes than that of the GPU.
     """
     if blocked[0][1].code in _PASSING:
         return blocked
@@ -237,7 +237,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 
 
 def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
-    """Return the extended resources that no node has, but for those of accelerators."""
+    """Return the extended resources that no node has, but for accelerators."""
     others = {
         name for name in request.resources if "/" in name or name.startswith(HUGE_PAGES)
     } - GPU_RESOURCES
@@ -249,7 +249,7 @@ def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
 
 
 def _without_rules(request: PodRequest) -> PodRequest:
-    """Return the request without what other pods forbid, which ends with them."""
+    """Leave out what other pods forbid, which ends with them."""
     requirements = request.node_requirements
     if not (requirements.repelled_from or requirements.domains):
         return request
@@ -272,8 +272,7 @@ def _models_of(node: MirroredNode) -> str:
 def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
     """Yield nodes at the last stage that excludes any, those with the most free memory first.
 
-    At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
-    number of its changes.
+    At each stage, `possible` nodes come first.
     """
     nodes = index.sets.positions.nodes
     free_mib = index.sets.largest_free_mib()
@@ -338,11 +337,7 @@ def _node_verdict(
 
 
 def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
-    """Return the nodes that could fit the pod if they were empty, healthy and untainted.
-
-    Only what ending pods cannot change counts: devices, their number and kind, and what a node has
-    to allocate.
-    """
+    """Return the nodes that could fit the pod if they were empty, healthy and untainted."""
     if request.node_requirements.unsupported:
         return 0
     selection = request.selection
@@ -365,7 +360,7 @@ def idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mirr
 
 
 def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex) -> int:
-    """Return the latest time at which a planned start needs devices that fit the pod now; or 0."""
+    """Return the latest time for which devices that fit the pod now are reserved, or 0."""
     latest = 0
     for node in nodes:
         for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
@@ -375,7 +370,7 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: N
 
 
 def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
-    """Add the maximum run time that lets the pod use reserved GPUs, rounded down: it stays true."""
+    """Add the maximum run time that lets the pod use reserved GPUs, rounded down to stay true."""
     explanation = index.explanations.get(placement_key(request))
     term = request.term
     until = explanation.advice.reserved_until if explanation else 0
@@ -411,11 +406,11 @@ RULE_HINTS: Mapping[str, str] = {
         "another domain, or make the anti-affinity preferred"
     ),
 }
-"""What lets a pod run that no node fits by its own rules about other pods, by code."""
+"""By code: what lets a pod run that its own rules about other pods exclude."""
 
 
 def _for_label(request: PodRequest, index: NodeIndex) -> str:
-    """Return what helps a pod whose required podAffinity is by a label that no node has."""
+    """Return what helps where no node has the label of the pod's required podAffinity."""
     nodes = index.mirror.nodes.values()
     for domains in request.node_requirements.domains:
         if domains.rule is DomainRule.AFFINITY and not any(
@@ -435,14 +430,13 @@ _SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
 _BY_AUTHOR = frozenset(
     {"GpuEnforcerMissing", "GpuSharingMode", "GpuReplicasOnly", "GpuReplicasTogether"}
 )
-"""Codes whose remedy is one of the pod's author."""
+"""Codes whose remedy is the pod's author's."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
 """Codes of what ends without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
 
 
 def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[MirroredNode]) -> Advice:
-    """Return what an administrator can do about what blocks the nearest node."""
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
         if not any(name in node.facts.allocatable for node in nodes):
@@ -578,4 +572,4 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
         "or create a claim with the access mode ReadWriteMany"
     ),
 }
-"""What an administrator can do, or time, for each code; `{node}` is the nearest node."""
+"""`{node}` is the nearest node."""

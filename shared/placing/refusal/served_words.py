@@ -1,4 +1,4 @@
-"""The same request by resources that a node serves, where it serves none of the pod's; pure."""
+"""The same request by resources that a node serves; pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ MOST_MISSING = 3
 def in_served_words(
     request: PodRequest, node: MirroredNode
 ) -> tuple[PodRequest, tuple[Change, ...]] | None:
-    """Return a request that an idle node fits, and the changes of the pod's resources; or None.
+    """Return a request that an idle node fits, and the changes of the pod's resources, or None.
 
     The words of the pod's own system come first.
     """
