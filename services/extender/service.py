@@ -101,7 +101,7 @@ class NodeFilter:
         return ExtenderFilterResult(node_names=fitting, failed_and_unresolvable_nodes=failed)
 
     def refusal(self, request: PodRequest, verdict: ExtenderFilterResult) -> Refusal:
-        """Return why no offered node fits, as the placer explains it where it can."""
+        """The placer's explanation is used where there is one."""
         split = self._split(request)
         if not split.has_fitting:
             key = placement_key(request)
@@ -165,10 +165,7 @@ def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilt
 def scores(
     request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
 ) -> dict[NodeName, int]:
-    """Return the scores of nodes that the mirror has; only the best has `BEST`.
-
-    Of equal nodes the one whose name sorts first is the best.
-    """
+    """Only the best has `BEST`; of equal nodes it is the one whose name sorts first."""
     mirrored = index.mirror.nodes
     nodes = [node for name in offered if (node := mirrored.get(name)) is not None]
     if not nodes:
@@ -202,7 +199,7 @@ def best_nodes(
 
 
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
-    """Return the ranks of nodes; those for the preferred mode come first."""
+    """Those for the preferred mode come first."""
     by_mode = [
         index.ranked_nodes(request_kind(request, mode)[0]) for mode in allowed_modes(request)
     ]
@@ -218,7 +215,7 @@ def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 def _fragmentation(
     request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
 ) -> Sequence[float]:
-    """Return what the pod costs later pods on each node; nodes that are not compared cost most."""
+    """Nodes that are not compared cost most."""
     index.fragmentation.catch_up()
     order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))
     costs: dict[int, float] = {}
@@ -263,7 +260,7 @@ class Extender:
 
     @emits
     async def filtered_out(self) -> AsyncIterator[Sequence[PodFilteredOut]]:
-        """Publish the pods that no node fits, when their reason or the free capacity changes."""
+        """An event is published when the reason or the free capacity changes."""
         while True:
             await self._has_refused.wait()
             await self.clock.sleep(FLUSH_S)
@@ -274,10 +271,7 @@ class Extender:
                 yield events
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        """Return the nodes that fit, and why the others do not.
-
-        For example, of 3 nodes: `node_names=["a"]`, and a reason for each of `b` and `c`.
-        """
+        """For example, of 3 nodes: `node_names=["a"]`, and a reason for each of `b` and `c`."""
         if args.node_names is None:
             return ExtenderFilterResult(error="the extender needs nodeCacheCapable: true")
         unready = self.unready_reason()
@@ -299,7 +293,7 @@ class Extender:
         return verdict
 
     def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """Return scores by the policy in force; hold the best node's share for a moment."""
+        """Hold the best node's share for a moment."""
         if args.node_names is None or self.unready_reason() is not None:
             return []
         pod = self.pods.observe(args.pod)
@@ -310,7 +304,7 @@ class Extender:
         return [HostPriority(host=name, score=score) for name, score in by_node.items()]
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
-        """Request the lease and the Binding of a binder; return why the pod was not bound."""
+        """Return why the pod was not bound."""
         unready = self.unready_reason()
         if unready is not None:
             return ExtenderBindingResult(error=f"Leasehold's extender is not ready: {unready}")
@@ -354,7 +348,7 @@ class Extender:
         return verdict, refusal
 
     def _allowed(self, pod: CachedPod) -> PodRequest | None:
-        """Return the request within the quota that refused it last, or None if nothing is."""
+        """Return None if the quota that refused it last allows nothing."""
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)
@@ -408,10 +402,9 @@ class Extender:
         self.mirror.drop_counted()
 
     async def _request(self, pod: CachedPod, node: NodeName) -> PodBindingReply:
-        """Request the lease and the Binding; meanwhile the share counts as used.
+        """A held share is requested as it is.
 
-        A held share is requested as it is. Until its lease is confirmed, the mirror may
-        count it twice.
+        Until its lease is confirmed, the mirror may count it twice.
         """
         queued = pod.queued
         _, placement = self._holds.pop(queued.pod, (0.0, None))

@@ -1,7 +1,6 @@
 """The placer: reserves capacity for queued pods, or publishes why there is none.
 
-Replicas share one queue without coordination: each decides on its own mirror of the ledger, and the
-ledger checks that each decision still fits.
+Replicas share one queue without coordination: the ledger checks that each decision still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -68,7 +67,7 @@ class Placer:
     async def place_pods(
         self, events: Sequence[PodQueued]
     ) -> list[PlacementChosen | PlacementRefused]:
-        """Decide, reserve and publish; where the ledger has no room any more, decide again."""
+        """Where the ledger has no room any more, decide again."""
         unready = self.unready_reason()
         if unready is not None:
             raise UnavailableError(unready)
@@ -106,7 +105,7 @@ class Placer:
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:
-        """Publish the size of the largest device, for services without a mirror."""
+        """For services without a mirror."""
         while True:
             memory_mib, memory_units = (
                 self.mirror.largest_device() if self.unready_reason() is None else (0, 0)

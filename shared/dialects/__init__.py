@@ -29,7 +29,6 @@ STATUS_RESOURCES = frozenset().union(*(d.status_resources for d in DIALECTS.valu
 """Written by node agents into node status."""
 
 LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
-"""Counted by device in the ledger, not as ordinary resources of a node."""
 
 RESOURCE_PREFIXES = (
     "volcano.sh/",
@@ -41,7 +40,7 @@ RESOURCE_PREFIXES = (
     "nvidia.com/priority",
     "leasehold.dev/",
 )
-"""Of all `GPU_RESOURCES`, and perhaps of other names."""
+"""Other names may have them, too."""
 
 SCHEDULERS = tuple(
     dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))

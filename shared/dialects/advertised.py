@@ -1,4 +1,4 @@
-"""What a node advertises: device-plugin lists, node status, annotations, labels; pure."""
+"""What a node advertises; pure."""
 
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,9 +9,9 @@ from shared.model.devices.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 
 TRIGGER = "leasehold.dev/share"
-"""For dialects without a resource for which the kubelet would call Allocate."""
+"""For dialects whose resources the kubelet does not allocate."""
 TRIGGERS = 100
-"""Device IDs per device: the most shares of `TRIGGER`."""
+"""The most shares of a device."""
 NumaNodes = tuple[int, ...]
 _DIGITS = string.digits + string.ascii_lowercase
 
@@ -37,18 +37,14 @@ class PluginDeviceId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSoftware:
-    """Software on which a node's advertisement depends."""
-
     driver_version: str = ""
     """Empty if it is unknown."""
     isolation_available: bool = False
-    """A process of this node can load the installed library of HAMi-core."""
+    """A process of this node can load HAMi-core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObject:
-    """A cluster-scoped custom object that lists the devices of the node of its name."""
-
     collection: str
     """API path, such as `/apis/GROUP/VERSION/PLURAL`."""
     kind: str
@@ -68,14 +64,14 @@ class Advertisement:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """None removes a label."""
     own_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that other programs may write, too: ours are removed once they are not here."""
+    """Other programs may write them, too: ours are removed once they are not here."""
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ours, in comma-separated annotations that others also write."""
     objects: tuple[NodeObject, ...] = ()
 
 
 def shared_devices(devices: Iterable[Device]) -> list[Device]:
-    """Leave out devices in MIG mode, which most dialects do not know."""
+    """Devices in MIG mode are left out."""
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 

@@ -20,7 +20,7 @@ _PRELOAD_VARIABLE = "LD_PRELOAD"
 def with_compute_time(
     setup: ContainerSetup, shares: Iterable[Share], own: str, paths: Paths
 ) -> ContainerSetup:
-    """Return the setup with the library of compute time, if a share needs it.
+    """The library is added if a share needs it.
 
     `own` begins the container's paths on the node. HAMi-core's own limit of cores is off beside
     it: two limiters would hold each other up.

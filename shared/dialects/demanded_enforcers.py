@@ -1,4 +1,4 @@
-"""Requests of pods that demand what holds their shares; pure."""
+"""Requests of pods that demand an isolation; pure."""
 
 from msgspec import structs
 
@@ -12,7 +12,7 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 
 def whole_gpus(request: PodRequest, container: GpuRequest) -> tuple[Change, ...]:
-    """Return how a container requests as many whole GPUs, or () if it cannot."""
+    """Return how a container requests whole GPUs, or () if it cannot."""
     dialect = DIALECTS[request.dialect]
     whole = structs.replace(
         container,
@@ -37,7 +37,7 @@ def whole_gpus(request: PodRequest, container: GpuRequest) -> tuple[Change, ...]
 
 
 def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
-    """Return the request with what its pod demands; whole GPUs satisfy any demand but `mig`.
+    """Whole GPUs satisfy any demand but `mig`.
 
     Raises RequestError for a request to which the demanded enforcer cannot apply.
     """

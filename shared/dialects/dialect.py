@@ -24,12 +24,10 @@ class ContainerManifest:
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Limits, and requests where there is no limit."""
         return {**self.requests, **self.limits}
 
     @property
     def ends_first(self) -> bool:
-        """It ends before the pod's next container starts."""
         return self.init and not self.sidecar
 
 
@@ -40,15 +38,13 @@ class PodManifest:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
-    """`spec.schedulerName`, which decides between dialects that share a resource name."""
+    """It decides between dialects that share a resource name."""
     field_bytes: Mapping[str, int] = field(default_factory=dict)
     """JSON sizes of fields that the request keeps, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """An operator's settings for parsing requests."""
-
     enabled: tuple[str, ...] = ()
     """Names of dialects; empty for all."""
     disabled: tuple[str, ...] = ()
@@ -75,13 +71,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """On the node, for containers to mount."""
+    """On the node."""
 
     library: str
     preload: str
-    """A file with the library's path inside the container."""
+    """A file with the library's path."""
     containers: str
-    """The parent of a directory per pod and container."""
     time_library: str = ""
     """Holds cores by GPU time."""
     time_preload: str = ""
@@ -90,7 +85,6 @@ class Paths:
     """
     joint_preload: str = ""
     mps: str = ""
-    """The parent of a directory per control daemon of MPS."""
 
     @classmethod
     def below(cls, state_dir: PurePath, library: PurePath) -> "Paths":
@@ -111,14 +105,13 @@ class Mount:
     host_path: str
     read_only: bool
     directory: bool
-    """If so, it is created where it is missing; otherwise it is an existing file, or the
-    container's own region.
+    """A directory is created where it is missing; a file exists, or is the container's own region.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSetup:
-    """The response to an Allocate call for a container."""
+    """For an Allocate call."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
@@ -129,7 +122,6 @@ class ContainerSetup:
 
 
 def assigned_when_done(annotation: str) -> Callable[[Lease, frozenset[str]], dict[str, str]]:
-    """Return a function that sets an annotation to `true` once all containers have their GPUs."""
     return lambda lease, done: {annotation: "true"} if done.issuperset(lease.containers) else {}
 
 
@@ -148,21 +140,21 @@ class Dialect:
 
     name: str
     resources: frozenset[str]
-    """None of these counts as an ordinary resource of a pod."""
+    """They are no ordinary resources of a pod."""
     served: frozenset[str]
     """By the device plugin with some `Strategy`, `TRIGGER` among them."""
     status_resources: frozenset[str]
     """Written by agents into node status."""
     node_wide: frozenset[str] = frozenset()
-    """Those of `status_resources` that also count as ordinary resources of the node. Beyond the
-    node's sum, the kubelet rejects a pod, which may request more of them than its shares hold.
+    """They also count as ordinary resources of the node. Beyond the node's sum the kubelet rejects
+    a pod, which may request more of them than its shares hold.
     """
     node_annotations: frozenset[str] = frozenset()
     """Written by agents, besides those in `shared.model.devices`."""
     node_labels: frozenset[str] = frozenset()
     """Written by agents."""
     node_objects: frozenset[str] = frozenset()
-    """API paths of collections of custom objects that agents write, one per node."""
+    """API paths; agents write an object per node."""
     agent_annotations: frozenset[str] = frozenset()
     """Of pods, written by agents after Allocate."""
     request_annotations: frozenset[str]
@@ -172,68 +164,55 @@ class Dialect:
     request_labels: frozenset[str] = frozenset()
     """Of pods, read by `parse`."""
     request_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The annotations that a field of a request, or of its selection of devices, comes from."""
+    """Annotations by the field of a request, or of its selection of devices, that they set."""
     parse: Callable[[PodManifest, Rules], PodRequest | None]
-    """Returns None for a pod that requests nothing in this dialect."""
+    """None for a pod that requests nothing in this dialect."""
     limits: Callable[[GpuRequest, PodRequest], dict[str, int]]
-    """Returns limits that request the same, for advice, or {} if none can express it."""
+    """Limits that request the same, for advice, or {} if none can express it."""
     annotations: Callable[[GpuRequest, PodRequest], dict[str, str]] = lambda _container, _pod: {}
-    """Returns the annotations that request what limits cannot."""
+    """What limits cannot express."""
     part: str = ""
-    """The field of `GpuRequest` for a part of a device's memory, or "" if there is none."""
+    """The field of `GpuRequest` for a part of a device's memory, or ""."""
     memory_step: int = MIB
-    """Bytes in which memory can be requested."""
+    """In bytes."""
     binding_annotations: Callable[[Lease, float], dict[str, str]]
-    """Returns the annotations of the Binding at a Unix time."""
+    """Of the Binding, at a Unix time."""
     allocated_annotations: Callable[[Lease, frozenset[str]], dict[str, str]] = (
         lambda _lease, _done: {}
     )
-    """Returns what to set once Allocate has succeeded for these containers."""
+    """Set once Allocate has succeeded for these containers."""
     failed_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Returns what to set after Allocate was refused."""
     container_setup: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
-    """Returns the response to Allocate."""
     advertise: Callable[[Sequence[Device], str], Advertisement]
-    """Returns the advertisement of a node with these devices, for a `Strategy`."""
     annotation_difference: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _found: ""
-    """Returns how a bound pod's annotations differ from its lease, or "". Only for dialects whose
-    annotations do not change after the Binding.
+    """How a bound pod's annotations differ from its lease, or ""; for annotations that do not
+    change after the Binding.
     """
     describe_node: Callable[[Sequence[Device], NodeSoftware], Advertisement] = (
         lambda _devices, _host: Advertisement()
     )
-    """Returns further labels and objects of the node, which depend on its software."""
+    """What depends on the node's software."""
     id_count: Callable[[Share, str], int] = lambda _share, _resource: 1
-    """Returns how many device IDs of a served resource a share takes."""
+    """Device IDs of a served resource that a share takes."""
     resized_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Returns what to set after the lease of a running pod was resized."""
     released_amounts: Callable[[Share], dict[str, int]] = lambda _: {}
-    """Returns the requested amounts of `status_resources` that a resize of a share has released."""
+    """Requested amounts of `status_resources` that a resize has released."""
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
-    """Returns what admission changes in a container's amounts; None removes one."""
+    """What admission changes; None removes an amount."""
     annotated_amounts: Callable[[PodManifest], dict[str, dict[str, int | None]]] = lambda _: {}
-    """Returns what admission adds to the amounts of containers for a pod's annotations, by name.
-    Raises RequestError for wrong annotations.
-    """
+    """What admission adds for annotations, by container. Raises RequestError for wrong ones."""
     warnings: Callable[[PodManifest], Iterable[Hint]] = lambda _: ()
-    """Returns what admission warns of."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
-    """Returns what admission adds to a pod."""
     vendor_denial: Callable[[PodManifest, bool], Denial | None] = lambda _pod, _refused: None
-    """Returns the exact message with which the vendor's webhook refuses a pod. The flag is whether
-    our rules refuse it.
-    """
+    """The exact message of the vendor's webhook. The flag is whether our rules refuse the pod."""
     check_rules: Callable[[Rules], None] = lambda _: None
-    """Raises RequestError for an operator's setting that the dialect cannot accept."""
+    """Raises RequestError for a setting that the dialect cannot accept."""
     scheduler: str = ""
-    """`spec.schedulerName` of pods for the vendor's scheduler, or ""."""
+    """`spec.schedulerName` of the vendor's scheduler, or ""."""
     read_for: str = ""
-    """`spec.schedulerName` that pods need for their annotations to be read, or "". Leasehold serves
-    such pods only where an administrator has it do so.
+    """`spec.schedulerName` of pods whose annotations are read, or "". Leasehold serves such pods
+    only where an administrator has it do so.
     """
     cordoned_devices: Callable[[Mapping[str, str]], Mapping[int, str]] = lambda _: {}
-    """Returns the indices of devices that a node's annotations cordon, with the annotation or
-    reason.
-    """
+    """Indices that a node's annotations cordon, with the annotation or reason."""
     mig_variables: Mapping[str, str] = field(default_factory=dict)
-    """Of a container with MIG instances, besides the list of them."""

@@ -25,7 +25,7 @@ _NODES = re.compile(
 """Device nodes of GPUs; those in /dev/char by the major numbers of NVIDIA and of DRM."""
 
 _CDI_NAMES = re.compile(r"(?<![\w.-])([\w.-]+)/([\w.-]+)(?:=|\\u003d)\w", re.ASCII | re.IGNORECASE)
-"""VENDOR/CLASS=DEVICE; some libraries escape the equals sign in JSON."""
+"""VENDOR/CLASS=DEVICE, with the equals sign perhaps escaped in JSON."""
 _GPU_VENDORS = ("nvidia", "leasehold")
 _GPU_CLASSES = re.compile(r"(?:[\w.-]*[-_.])?(?:v?gpu|mig)s?(?:[-_\d][\w.-]*)?", re.IGNORECASE)
 
@@ -33,9 +33,7 @@ _MAJOR_NUMBER = (
     r"""(?i)\bmajor["\x27]?\s*:\s*["\x27]?(?:[&*!+?#]|195\b|226\b|0[\dbox_]|\d+_)"""
     r"""|&[\w-]+\s+["\x27]?major\b"""
 )
-"""The major number of a device node under any path: NVIDIA's, DRM's, or one that is not in plain
-decimal digits.
-"""
+"""Under any path: NVIDIA's, DRM's, or one that is not in plain decimal digits."""
 _HIDDEN = (
     r"(?i)\\(?:u00|u000000|x)(?:2[def]|3[0-9a]|[46][1-9a-f]|[57][0-9a])"
     r"|[\w/.=-]\\\r?\n\s*[\w/.=-]|!!?binary|yaml\.org,2002"
@@ -60,14 +58,14 @@ r"""The same as regular expressions (RE2) for the API server, after `\/` was rep
 
 It cannot resolve a path, so one with `..` or below another root is denied if it may lead to a GPU.
 An expression may cost 1,000,000; a match costs a fortieth of the text's characters times the
-pattern's. With one expression per pattern of at most 152 characters, 256 KiB of annotations fit.
+pattern's. With at most 152 characters in each pattern, 256 KiB of annotations fit.
 """
 
 _DIRECT = tuple(re.compile(pattern) for pattern in (_MAJOR_NUMBER, _HIDDEN))
 
 
 def named_gpu(value: str) -> str:
-    """Return the part of an annotation's value that names a GPU, or "".
+    """Return the part of a value that names a GPU, or "".
 
     >>> named_gpu("nvidia.com/gpu=0")
     'nvidia.com/gpu=0'

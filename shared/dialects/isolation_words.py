@@ -1,4 +1,4 @@
-"""The annotation by which a pod or namespace demands what holds its shares; pure."""
+"""The annotation by which a pod or namespace demands an isolation; pure."""
 
 import difflib
 import re
@@ -39,9 +39,7 @@ _HOW = (
 
 
 def parse_isolation(text: str) -> HeldBy:
-    """Return what the annotation's value demands; nothing for `strict`.
-
-    Raises RequestError that says what to write instead.
+    """Return nothing for `strict`. Raises RequestError that says what to write instead.
 
     >>> parse_isolation("driver").memory
     'driver'
@@ -77,7 +75,6 @@ def _unknown(text: str) -> RequestError:
 
 
 _FIELDS = {"mem": "memory", "cores": "compute", "core": "compute", "gpucores": "compute"}
-"""Other names of what is held."""
 _PAIR = r"([a-z]+) *[=:] *([a-z_-]+)"
 
 

@@ -1,6 +1,6 @@
-"""Data of schedulers' and node monitors' metrics, and the form of vendors' tables; pure.
+"""Metrics of schedulers and node monitors, in the form of vendors' tables; pure.
 
-Names, labels and units are those of users' dashboards: a value may be a label, and a percentage be
+Names, labels and units are those of users' dashboards: a value may be a label, and a percentage
 called a ratio.
 """
 
@@ -77,11 +77,11 @@ class ShareAllocation:
     held: Share | Booking
     """The container's share, or all that the pod takes of the device."""
     measured: MeasuredView | None = None
-    """By the node's agent, or None if it is not known."""
+    """None if it is not known."""
 
     @property
     def container_index(self) -> int:
-        """Among the containers with shares, or 0 for all of the pod."""
+        """0 for all of the pod."""
         held = self.held
         return self.lease.containers.index(held.container) if isinstance(held, Share) else 0
 
@@ -109,7 +109,6 @@ class ShareAllocation:
 
     @property
     def used_cores_part(self) -> float | None:
-        """0 to 1 of the device, or None if it is not known."""
         used_percent = self.measured.cores_percent if self.measured else None
         return None if used_percent is None else used_percent / 100
 

@@ -27,7 +27,7 @@ def held_by_mps(share: Share) -> bool:
 
 
 def daemon_name(holder: PodUid, container: str) -> str:
-    """Return a short name, since a socket's path is short."""
+    """A socket's path is short."""
     return _short(f"{holder}/{container}")
 
 
@@ -36,16 +36,13 @@ def shared_daemon_name(device: DeviceUuid) -> str:
 
 
 def shared_gpu(shares: Sequence[Share]) -> DeviceUuid:
-    """Return the GPU whose shared server holds a container's shares, or "".
-
-    A container has shares of only one such GPU: a program connects to one server.
-    """
+    """Return "" if there is none: a program connects to one server."""
     gpus = (share.device for share in shares if "mps-shared" in (share.memory, share.compute))
     return next(gpus, DeviceUuid(""))
 
 
 def pipe_directory(shares: Sequence[Share], holder: PodUid, container: str, root: str) -> str:
-    """Return the directory on the node of the socket that a container's programs connect to."""
+    """The directory of the socket on the node."""
     name = daemon_name(holder, container)
     if gpu := shared_gpu(shares):
         return f"{root}/{shared_daemon_name(gpu)}/pipe/{SERVER}/{name}"
@@ -53,7 +50,7 @@ def pipe_directory(shares: Sequence[Share], holder: PodUid, container: str, root
 
 
 def thread_percent(shares: Sequence[Share]) -> int:
-    """Return the percentage of the smallest share, which all devices of a daemon get.
+    """All devices get the percentage of the smallest share.
 
     A share without a limit of cores has all threads.
     """
@@ -62,7 +59,6 @@ def thread_percent(shares: Sequence[Share]) -> int:
 
 
 def memory_limits_mib(shares: Sequence[Share]) -> dict[str, int]:
-    """Return what each process may have of each device that MPS limits, rounded down to MiB."""
     return {share.device: share.limit_bytes // MIB for share in shares if share.memory in MPS}
 
 
@@ -73,10 +69,9 @@ def _short(text: str) -> str:
 def with_mps(
     setup: ContainerSetup, shares: Sequence[Share], holder: PodUid, container: str, paths: Paths
 ) -> ContainerSetup:
-    """Return the setup with the directory of the container's socket, if MPS holds a share.
+    """Variables of the image are replaced.
 
-    Variables of the image are replaced: a limit of an absent device lifts all limits of a
-    process.
+    A limit of an absent device lifts all limits of a process.
     """
     if not any(map(held_by_mps, shares)):
         return setup

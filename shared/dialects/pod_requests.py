@@ -1,4 +1,4 @@
-"""A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
+"""A pod's GPU request in any dialect: parsed, checked, and completed; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ _READ_LABELS = REQUEST_LABELS | pod_groups.READ_LABELS
 
 
 def enabled(rules: Rules) -> Sequence[Dialect]:
-    """Return the enabled dialects. Raises RequestError naming an unknown one."""
+    """Raise RequestError naming an unknown dialect."""
     for name in rules.enabled:
         if name not in DIALECTS:
             raise RequestError(f"there is no system {name!r}; there are {', '.join(DIALECTS)}")
@@ -64,7 +64,7 @@ def check_rules(rules: Rules) -> None:
 
 
 def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
-    """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
+    """A pod without GPUs has an empty request.
 
     Raises RequestError, naming container, field, value and rule, for a malformed, mixed, unread
     or too large request.
@@ -136,7 +136,7 @@ def _strict_container(container: GpuRequest) -> GpuRequest:
 
 
 def _check_sizes(pod: PodManifest) -> None:
-    """Refuse a pod whose lease, or record while it waits, would be too large."""
+    """The pod's lease, or its record while it waits, would be too large."""
     for path, size in pod.field_bytes.items():
         check_size(path, size)
     for kind, values, keys in (
@@ -175,7 +175,7 @@ def _check_shares(request: PodRequest) -> None:
 
 
 def _check_mixed(pod: PodManifest) -> None:
-    """Refuse a pod of whose resources no dialect has all, before other checks."""
+    """No dialect has all of the pod's resources."""
     resources = [resource for container in pod.containers for resource in _requested(container)]
     owners = [_OWNERS[resource] for resource in resources]
     if owners and not frozenset(owners[0]).intersection(*owners):
@@ -206,7 +206,7 @@ def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
 
 
 def _example(pod: PodManifest, dialect: Dialect) -> str:
-    """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
+    """Prefer a resource that only this dialect has."""
     if not dialect.resources:
         key = min(annotations_of(pod, dialect))
         return f"annotation {key} is {shown(pod.annotations[key])}"
@@ -221,7 +221,7 @@ def _example(pod: PodManifest, dialect: Dialect) -> str:
 
 
 def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
-    """Refuse resources that no dialect has read for this pod: nothing would serve them."""
+    """Nothing would serve resources that no dialect has read for this pod."""
     own = DIALECTS[request.dialect] if request.dialect else None
     read = frozenset() if own is None else own.resources
     enabled_names = {dialect.name for dialect in enabled(rules)}
@@ -250,7 +250,7 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
 
 
 def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
-    """Refuse our own resource where its author wrote it: admission adds it for annotations."""
+    """Admission adds our own resource, never the pod's author."""
     for container in () if request.containers else pod.containers:
         if container.amounts.get(TRIGGER):
             count = limit(container.name, nvidia.COUNT, container.amounts[TRIGGER])
@@ -263,7 +263,7 @@ def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
 
 
 def _check_amounts(request: PodRequest) -> None:
-    """Refuse amounts too large to count, also after multiplication by a dialect's unit."""
+    """Amounts are counted after multiplication by a dialect's unit, too."""
     for container in request.containers:
         for name, amount in (
             ("GPUs", container.gpus),
@@ -279,7 +279,7 @@ def _requested(container: ContainerManifest) -> list[str]:
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the changes of vendors' webhooks to a container's amounts; None removes one.
+    """None removes an amount.
 
     >>> amount_changes({"nvidia.com/gpumem": 3000})
     {'nvidia.com/gpu': 1}
@@ -291,9 +291,7 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def annotated_amounts(pod: PodManifest, rules: Rules) -> dict[str, dict[str, int | None]]:
-    """Return what admission adds to the amounts of containers for a pod's annotations, by name.
-
-    Raises RequestError for wrong annotations.
+    """Raise RequestError for wrong annotations.
 
     >>> container = ContainerManifest(name="train")
     >>> notes = {"gpu-fraction": "0.5"}
@@ -310,7 +308,6 @@ def annotated_amounts(pod: PodManifest, rules: Rules) -> dict[str, dict[str, int
 
 
 def annotations_of(pod: PodManifest, dialect: Dialect) -> list[str]:
-    """Return the pod's annotations that the dialect reads, sorted."""
     return sorted(
         key
         for key in pod.annotations
@@ -327,10 +324,7 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
 
 
 def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> Denial | None:
-    """Return the first denial by these dialects' own webhooks.
-
-    `refused` is whether our own rules refuse the pod.
-    """
+    """`refused` is whether our own rules refuse the pod."""
     denials = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
     return next((denial for denial in denials if denial is not None), None)
 
@@ -338,10 +332,7 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
 def cordoned_devices(
     annotations: Mapping[str, str], author: Callable[[str], str]
 ) -> dict[int, str]:
-    """Return the indices of devices that a node's annotations cordon, ascending, and why.
-
-    `author` returns who wrote an annotation, or "".
-    """
+    """`author` returns who wrote an annotation, or ""."""
     texts: dict[int, str] = {}
     for dialect in DIALECTS.values():
         for index, annotation in dialect.cordoned_devices(annotations).items():

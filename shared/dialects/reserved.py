@@ -1,4 +1,4 @@
-"""Fields that a pod must not set: environment variables, annotations, capabilities; pure.
+"""Fields that a pod must not set; pure.
 
 A pod's own variables override those of the device plugin. Annotations grant nothing here, but
 vendors' components may read them.
@@ -18,7 +18,7 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environmen
 """
 CUDA_VERSION = "CUDA_VERSION"
 MPS_PREFIX = "CUDA_MPS_"
-"""Variables by which a program uses a server of MPS, which may hold memory for it."""
+"""Programs use a server of MPS by these, which may hold memory for them."""
 
 PREFIXES: Mapping[str, tuple[str, ...]] = {
     "CUDA_DEVICE_": (
@@ -48,9 +48,7 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Of HAMi-core, MPS, the dynamic loader, the library of compute time, NVIDIA's container runtime
-and Volcano, each with beginnings of variables that only programs read or that select no device.
-"""
+"""Each with beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",
@@ -63,9 +61,9 @@ NAMES = frozenset(
         "RECORD_KERNEL_INTERVAL",
     }
 )
-"""HAMi-core's variables without such a prefix."""
+"""HAMi-core's, without such a prefix."""
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Limits are by CUDA's numbers, which start with faster models otherwise. Many programs set it."""
+"""Limits are by CUDA's numbers, which start with faster models otherwise."""
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
 """Of the isolation library inside containers."""
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
@@ -75,11 +73,9 @@ DENIED_ANNOTATIONS = ("leasehold.dev/",)
 AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
 """A pod's author may write them."""
 EXEMPT = "leasehold.dev/exempt"
-"""On a pod of an exempt namespace: it may mount protected paths and have more privileges."""
+"""A pod of an exempt namespace may mount protected paths and have more privileges."""
 COMPLETED_ANNOTATIONS = (ADMISSION, EXEMPT)
-"""Written by the webhook, which replaces them on a copied pod or at a second call; they grant
-nothing.
-"""
+"""The webhook replaces them on a copied pod or at a second call; they grant nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -98,7 +94,7 @@ STRIPPED_ANNOTATIONS = (
     "hami.io/vgpu-",
     "hami.io/bind-",
 )
-"""A scheduler writes them; on a new pod they are copied or forged."""
+"""On a new pod they are copied or forged."""
 
 CAPABILITIES = frozenset(
     {
@@ -114,20 +110,20 @@ CAPABILITIES = frozenset(
         "SYS_RAWIO",
     }
 )
-"""Those that can remove limits: to mount, to trace, or to read and write memory."""
+"""Programs can remove limits with them: mount, trace, or read and write memory."""
 
 RUNTIME_CLASSES = "nvidia"
-"""Part of the names of runtime classes that add devices to containers."""
+"""Such runtime classes add devices to containers."""
 
 NOTHING_VISIBLE = "void"
 """With this value the runtime does not change the container."""
 NO_DEVICE_VALUES = frozenset({"", "void", "none"})
 CUDA_IMAGE_PREFIXES = ("nvcr.io/",)
 CUDA_IMAGES = ("nvidia/", "cuda")
-"""Parts of names of images that set `VISIBLE` to all devices."""
+"""Such images set `VISIBLE` to all devices."""
 
 DEVICE_NAME_MOUNTS = "nvidia-container-devices"
-"""NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
+"""NVIDIA's runtime reads names of devices from mounts below it."""
 
 
 def is_of_leasehold(annotation: str) -> bool:
@@ -137,7 +133,7 @@ def is_of_leasehold(annotation: str) -> bool:
 
 
 def names_devices(variables: Mapping[str, str]) -> bool:
-    """Return whether a container's own variables let NVIDIA's runtime add devices.
+    """Return whether NVIDIA's runtime adds devices for a container's variables.
 
     Without `VISIBLE`, it adds all devices to an old CUDA image, which has the variable of
     CUDA's version.
@@ -173,14 +169,11 @@ def sets_reserved(variable: str, value: str) -> bool:
 
 
 def may_set_reserved(prefix: str) -> bool:
-    """Return whether a source of `envFrom` with this prefix may set a reserved variable.
-
-    Its keys may change whenever a container starts.
-    """
+    """Keys of a source of `envFrom` may change whenever a container starts."""
     reserved = (*PREFIXES, *NAMES)
     return prefix.startswith(tuple(PREFIXES)) or any(key.startswith(prefix) for key in reserved)
 
 
 def is_device_name_mount(mount_path: str) -> bool:
-    """Return whether NVIDIA's runtime may read a device's name from a mount at this path."""
+    """NVIDIA's runtime may read a device's name from it."""
     return DEVICE_NAME_MOUNTS in mount_path

@@ -70,7 +70,7 @@ USUAL_GPUS = 8
 
 
 def check_gpus(container: str, name: str, gpus: int, *, unit: int = 1) -> None:
-    """`unit` is how many units of the resource one GPU is."""
+    """`unit` is how many units one GPU is."""
     if gpus > MOST_SHARES:
         raise RequestError(
             f"container {container}: {name} requests {gpus} GPUs; at most {MOST_SHARES} are "
@@ -84,7 +84,7 @@ MORE_THAN_A_GPU = MIB
 
 
 def check_not_bytes(container: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
-    """Refuse an amount in bytes, such as 3Gi, where the resource is a number of larger units."""
+    """Refuse bytes, such as 3Gi, where the resource is a number of larger units."""
     if amount >= MORE_THAN_A_GPU:
         unit = "MiB, unless an administrator has set another unit"
         if unit_mib > 1:
@@ -120,7 +120,7 @@ def parse_decimal(key: str, text: str, *, most: int) -> float:
 
 
 def parse_part(key: str, text: str, *, may_be_all: bool = False) -> Fraction:
-    """Parse a decimal number above 0 and below 1, or also 1, exactly.
+    """With `may_be_all`, 1 is allowed, too.
 
     >>> parse_part("part", ".25")
     Fraction(1, 4)
@@ -143,7 +143,6 @@ def parse_boolean(key: str, text: str) -> bool:
 
 
 def check_duration(key: str, text: str) -> None:
-    """Check for a duration as Go writes it, such as 90s or 1h30m."""
     if len(text) > SHORT or not _DURATION.fullmatch(text):
         raise _refused(key, text, "a duration such as 90s or 1h30m")
 
@@ -158,7 +157,7 @@ def check_choice(key: str, text: str, choices: Collection[str]) -> None:
 
 
 def check_annotation(key: str, text: str, choices: Collection[str], written: str = "") -> None:
-    """Check a word of an annotation, whose whole value is `written` if it has others."""
+    """`written` is the whole value."""
     try:
         check_choice(key, text, choices)
     except RequestError as refused:
@@ -188,7 +187,7 @@ def parse_label_key(key: str, text: str) -> str:
 
 
 def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Mapping[str, Any]:
-    """Parse a JSON object with only these fields, or any if there are none; None is empty."""
+    """Allow any field if there are no `fields`; None is an empty object."""
     if not text:
         return {}
     read = _json(key, text)
@@ -206,7 +205,6 @@ def parse_list(key: str, text: str) -> tuple[str, ...]:
 
 
 def check_fields(key: str, names: Mapping[str, object], fields: Collection[str]) -> None:
-    """Check for these fields only, or any if there are none."""
     unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(

@@ -1,1 +1,1 @@
-"""How a pod fits a node and its devices, and an index of nodes; pure."""
+"""How a pod fits nodes and devices; pure."""

@@ -20,29 +20,23 @@ RECOVERS = "the pod gets one that has recovered"
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What lets the pod run; an administrator is named only where nothing else helps."""
-
     changes: tuple[Change, ...] = ()
     node: str = ""
     models: str = ""
-    """The models of that node's GPUs."""
     ends: bool = False
     """Other pods on that node have to end, too."""
     waiting: str = ""
-    """The node that fits the unchanged pod once other pods have ended, or ""."""
+    """A node that fits the unchanged pod once other pods have ended, or ""."""
     meant: str = ""
-    """A resource that no node has, and the one that was probably meant."""
     soon: str = ""
-    """What lets the pod run within seconds, or what authors of pods can do."""
+    """What helps within seconds, or what authors of pods can do."""
     administrator: str = ""
     unchanged: str = ""
-    """What lets the pod run unchanged on a node that refuses it for a passing state only."""
+    """What helps on a node that refuses the pod for a passing state only."""
     leftovers: str = ""
-    """What pods that have ended still hold of the GPUs of the nearest nodes."""
+    """What pods that have ended still hold of GPUs."""
     reserved_until: int = 0
-    """Unix seconds. The pod fits GPUs that are reserved from then on if it ends before; 0 if none
-    are.
-    """
+    """Unix seconds from which fitting GPUs are reserved for others, or 0."""
 
     @property
     def text(self) -> str:
@@ -85,7 +79,6 @@ class Advice:
 class QuotaChanges:
     changes: tuple[Change, ...] = ()
     node: str = ""
-    """A node that the quota allows and that fits the changed pod once it is empty, or ""."""
 
 
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:

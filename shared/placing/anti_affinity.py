@@ -10,7 +10,7 @@ from shared.model.names import Namespace
 from shared.model.requests.request import PodRequest, RepelledFrom
 
 Domain = tuple[AntiAffinityTerm, str]
-"""A term, and its topology key's value on the node of the pod that has it."""
+"""A term, and its topology key's value on the pod's node."""
 
 
 def domains(facts: NodeFacts) -> Iterator[Domain]:
@@ -41,7 +41,6 @@ def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, st
 def repelled_from(
     repelling: Iterable[Domain], namespace: Namespace, labels: Mapping[str, str]
 ) -> RepelledFrom:
-    """Return values by node label, sorted by label."""
     values: dict[str, set[str]] = {}
     for term, value in repelling:
         if selects(term, namespace, labels):

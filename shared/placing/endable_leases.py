@@ -1,4 +1,4 @@
-"""Leases that may end early for other pods, and the cost of their end; pure."""
+"""Leases that may end early for other pods, and the cost of that; pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
@@ -39,7 +39,7 @@ def cost_of(ends: Collection[EndableLease]) -> Cost:
 
 
 def gpus_by_lease(totals: NodeTotals) -> dict[PodUid, float]:
-    """Return the GPUs of each lease: per device the larger part of memory or cores."""
+    """Per device, the larger part of memory or cores counts."""
     memory = {device.uuid: max(1, device.memory_mib) for device, _ in totals.node.devices}
     return {
         lease.pod: sum(

@@ -1,4 +1,4 @@
-"""Placing a pod, with the reasons in words where no node fits; pure."""
+"""Placing a pod, or the reasons in words; pure."""
 
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest

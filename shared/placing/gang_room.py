@@ -1,7 +1,7 @@
-"""Room for a gang: few leases whose end lets its pods start together; pure.
+"""Few leases whose end lets the pods of a gang start together; pure.
 
 The lowest tier that suffices is found first. Up to it, leases end in the order of how many it takes
-for a pod; then those that are not needed are spared. A smallest set would take too long to find.
+for a pod; then unneeded ones are spared. A smallest set would take too long to find.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,6 @@ from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 20_000
 MOST_SPARED = 16
-"""Sets of leases that are tried to be spared."""
 MOST_TIERS = 8
 """Tiers that are tried, from the lowest that suffices if all up to it end."""
 SHARES_OF_DEVICE = 16
@@ -43,7 +42,7 @@ Placed = dict[int, Placement]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangRoom:
     placements: tuple[Placement | None, ...]
-    """In the order of the requests; None for a pod that does not start with the others."""
+    """None for a pod that does not start with the others."""
     ends: Endables
 
     @property
@@ -53,7 +52,7 @@ class GangRoom:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Leases that can end together, and for at most how many pods that makes room."""
+    """`ends` can end together, which makes room for at most `gain` pods."""
 
     ends: Endables
     gain: int
@@ -64,7 +63,7 @@ class _Choice:
 
     @property
     def key(self) -> tuple[float, bool, tuple[int, ...], float]:
-        """What makes room with the end of the fewest leases for each pod comes first."""
+        """The fewest leases for each pod come first."""
         if not self.ends:
             return (1.0, True, (), 0.0)
         return (
@@ -107,7 +106,6 @@ class _EndedLeases:
             self.cluster.put_node(without(self.nodes[name], self.ended[name]).node)
 
     def place_all(self, requests: Sequence[PodRequest], needed: int) -> Placed:
-        """Place up to `needed` of the pods, in order."""
         placed: Placed = {}
         refused: PodRequest | None = None
         for number, request in enumerate(requests):
@@ -123,7 +121,6 @@ class _EndedLeases:
         return placed
 
     def place(self, request: PodRequest, numbers: Iterable[int]) -> Placed:
-        """Place as many of these equal pods as fit."""
         placed: Placed = {}
         for number in numbers:
             result = self.cluster.place(PodUid(str(number)), request)
@@ -139,7 +136,6 @@ class _EndedLeases:
     def place_on(
         self, names: Iterable[NodeName], request: PodRequest, numbers: Sequence[int]
     ) -> Placed:
-        """Place as many of these equal pods as fit on these nodes."""
         placed: Placed = {}
         left = list(reversed(numbers))
         for name in names:
@@ -152,8 +148,6 @@ class _EndedLeases:
 
 
 class GangRoomSearch:
-    """For 512 pods that need the end of 512 pods of one GPU, a search takes a second."""
-
     def __init__(
         self,
         requests: Sequence[PodRequest],
@@ -162,7 +156,6 @@ class GangRoomSearch:
         gangs: EndingGangs,
         allows: Allows,
     ) -> None:
-        """Requests are tried in this order. Leases of leaving pods have ended on `nodes`."""
         self._requests = requests
         self._needed = needed
         self._trial = _EndedLeases({totals.node.facts.name: totals for totals in nodes})
@@ -204,7 +197,6 @@ class GangRoomSearch:
         return len(self._placed_without(ends)) == self._needed
 
     def _placed_without(self, ends: Sequence[EndableLease]) -> Placed:
-        """Place the pods as if only these leases had ended."""
         self._trial.end(ends)
         placed = self._trial.place_all(self._requests, self._needed)
         self._trial.remove(placed)
@@ -258,7 +250,6 @@ class GangRoomSearch:
                 heappush(heap, (further.key, order, further))
 
     def _choices(self, request: PodRequest, among: Sequence[EndableLease]) -> list[_Choice]:
-        """Return what may end, with a gain that is not counted yet."""
         choices = list[_Choice]()
         gangs = set[frozenset[PodUid]]()
         on_nodes = Counter[NodeName]()
@@ -282,7 +273,6 @@ class GangRoomSearch:
         left: Sequence[int],
         among: Sequence[EndableLease],
     ) -> _Choice | None:
-        """Return the choice with its present exact gain, or None if it makes no room."""
         if choice.node is None:
             ends = self._whole_of(choice.ends)
         else:
@@ -291,7 +281,7 @@ class GangRoomSearch:
         return _Choice(ends, gain, choice.node, len(self._taken)) if gain else None
 
     def _whole_of(self, ends: Endables) -> Endables:
-        """Return what ends with these and has not ended yet, or () if that may not be."""
+        """Return () if that may not end."""
         if any(needs_others(end.lease) for end in ends):
             taken = tuple([end for group in self._taken for end in group])
             pods = {end.lease.pod for end in taken}
@@ -306,7 +296,7 @@ class GangRoomSearch:
         left: Sequence[int],
         among: Sequence[EndableLease],
     ) -> Endables:
-        """Return leases of a node that make room together: all that cannot be spared."""
+        """Return those that cannot be spared of leases that make room together."""
         ends = [end for end in among if end.lease.node == node]
         ends = [end for end in ends if end.lease.pod not in self._ended]
         if not self._gain_of(self._whole_of(tuple(ends)), request, left[:1]):
@@ -318,7 +308,6 @@ class GangRoomSearch:
         return self._whole_of(tuple(ends))
 
     def _gain_of(self, ends: Endables, request: PodRequest, left: Sequence[int]) -> int:
-        """Return how many of these equal pods get room."""
         if not ends or self._left <= 0:
             return 0
         self._left -= 1
@@ -336,7 +325,6 @@ class GangRoomSearch:
         self._trial.remove([len(self._requests)])
 
     def _spared(self) -> tuple[list[Endables], Placed]:
-        """Return what was chosen without what is not needed."""
         taken = list(self._taken)
         placed = self._placed
         if not self._has_more:
@@ -355,7 +343,6 @@ class GangRoomSearch:
 
 
 def _most_gained(ends: Endables, request: PodRequest) -> int:
-    """Return for how many equal pods the end of leases makes room at most."""
     devices = {share.device: share for end in ends for share in end.lease.shares}
     places = sum([_most_on(share, request) for share in devices.values()])
     wanted = sum([container.gpus for container in request.containers if not container.init])
@@ -363,7 +350,6 @@ def _most_gained(ends: Endables, request: PodRequest) -> int:
 
 
 def _most_on(share: Share, request: PodRequest) -> int:
-    """Return how many shares of a pod fit on this share's device at most."""
     most = SHARES_OF_DEVICE
     for container in request.containers:
         mib = 0

@@ -1,7 +1,7 @@
-"""The choice of a MIG instance on a device, or why there is none; pure.
+"""The choice of a MIG instance on a device; pure.
 
-A device without leases may be partitioned: its first layout with a large enough instance is chosen.
-A device with leased instances is not partitioned again. Either way, the smallest instance is taken.
+The smallest instance that suffices is taken. Only a device without leases may be partitioned: its
+first layout with a large enough instance is chosen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ class InstanceShape(NamedTuple):
 
 
 LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
-"""Layouts in order of preference, with their profiles, the smallest first."""
+"""In order of preference, each with its smallest instance first."""
 
 
 @lru_cache(maxsize=256)
@@ -51,12 +51,12 @@ def parse_positions(taken: str) -> int:
 
 
 def format_positions(positions: int) -> str:
-    """Format positions as a string of 0 and 1 up to the last that is taken."""
+    """Up to the last position that is taken."""
     return f"{positions:b}"[::-1] if positions else ""
 
 
 def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int:
-    """Return the least size in MiB; a request for all memory gets the largest instance."""
+    """A request for all memory gets the largest instance."""
     return largest_mib if container.wants_all_memory else required_memory_mib(container, device)
 
 
@@ -71,11 +71,7 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 def find_instance(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> tuple[MigPlacement, int] | None:
-    """Return a free instance and its MiB, or None.
-
-    `layout` is that of the leased instances, or empty. An instance must fit the memory free on
-    the device.
-    """
+    """`layout` is that of the leased instances, or "". Return the instance's MiB, too."""
     for name in (layout,) if layout else shapes_by_layout:
         for shape in shapes_by_layout.get(name, ()):
             free = shape.positions & ~taken
@@ -89,10 +85,9 @@ def find_instance(
 def find_instances(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, profiles: Sequence[str]
 ) -> list[MigPlacement] | None:
-    """Return free instances of these profiles, all of one layout, or None.
+    """Return instances of one layout.
 
-    For example, `["1g.5gb", "3g.20gb"]` get the first layout that has both on a device without
-    leases.
+    For example, `["1g.5gb", "3g.20gb"]` get the first layout that has both.
     """
     for name in (layout,) if layout else shapes_by_layout:
         places = _find_in_layout(name, shapes_by_layout.get(name, ()), taken, profiles)
@@ -118,10 +113,9 @@ def _find_in_layout(
 
 
 def count_free(shapes_by_layout: LayoutShapes, layout: str, taken: int) -> dict[str, int]:
-    """Return how many instances of each profile are free, the smallest profile first.
+    """Count each profile, the smallest first, in the first layout that has it.
 
-    Without leases, they are of the first layout that has the profile. For example, of
-    `{"1g.5gb": 7, "2g.10gb": 3}` the first leased instance takes some others away.
+    Of `{"1g.5gb": 7, "2g.10gb": 3}`, the first leased instance takes some others away.
     """
     free: dict[str, int] = {}
     sizes: dict[str, int] = {}

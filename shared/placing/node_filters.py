@@ -1,7 +1,4 @@
-"""Filters for a pod's node requirements besides devices; pure.
-
-Rules and messages are those of kube-scheduler: a pod is never bound where its kubelet rejects it.
-"""
+"""Filters for a pod's node requirements besides devices, with kube-scheduler's messages; pure."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,7 +29,7 @@ UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 SOFT_EFFECT = "PreferNoSchedule"
 ATTACHABLE = "attachable-volumes-csi-"
-"""Prefix of a CSI driver's name: how many volumes it can attach to a node."""
+"""A CSI driver's name follows; the amount is how many volumes it can attach."""
 SOFT_TAINT_PENALTY = 10
 """For each untolerated `PreferNoSchedule` taint; affinity weights go up to 100."""
 
@@ -42,7 +39,7 @@ class NodeFilterFailure:
     code: str
     """Such as `InsufficientCpu`."""
     message: str
-    """The scheduler's message, the same for all nodes that it counts together."""
+    """The same for all nodes that are counted together."""
     numbers: str = ""
 
 
@@ -81,7 +78,7 @@ OTHER_MANAGER = "OtherManager"
 
 
 def check_manager(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Refuse a node where another program would enforce the pod's annotations, too."""
+    """Another program would enforce the pod's annotations, too."""
     if not (demands.sole_manager and facts.other_manager):
         return None
     text = "node(s) had another manager that enforces parts of GPUs"
@@ -327,7 +324,6 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
-    """Return whether only taints or another manager can exclude a node."""
     return not (
         demands.selector
         or demands.required

@@ -1,4 +1,4 @@
-"""The decision: up to three places for a pod, or why there is none; pure."""
+"""Up to three places for a pod, or why there is none; pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
@@ -28,7 +28,6 @@ Rng = Callable[[], float]
 Fit = tuple[MirroredNode, list[DevicePick]]
 POWER_TOO: Final = {NodeOrder.FRAGMENTATION: "", NodeOrder.POWER: ", and by their power"}
 RANDOM_TRIES: Final = 8
-"""Random tries among the best nodes, before nodes are tried by rank."""
 RARE: Final = 8
 """If fewer than one in so many nodes fit, only those are ranked."""
 
@@ -43,12 +42,10 @@ def place(
 ) -> tuple[Placement, ...] | NoFit:
     """Choose a node and its devices, and others for when the ledger has no room on the first.
 
-    The first choice is random among the nodes that tie, so that independent placers seldom
-    choose the same device. Candidates are on different nodes, ranked by the pod's preferences
-    and then by its node order; the preferred mode of devices is tried on all nodes first.
-
-    While choices are `contested`, a pod that packs gets a node that no other placer has just
-    used, if there is one, as its only candidate.
+    The first choice is random among nodes that tie, so that independent placers seldom choose
+    the same device. The preferred mode of devices is tried on all nodes first. While choices
+    are `contested`, a pod that packs gets only a node that no other placer has just used, if
+    there is one.
 
     For example, `place(request, NodeIndex(mirror), random.random)[0].node` is the best node, if
     the result is not `NoFit`; `explain(request, index, no_fit)` then returns why, in words.
@@ -110,7 +107,6 @@ def _best_nodes(
     fitting: NodeSet,
     rng: Rng,
 ) -> Iterator[MirroredNode]:
-    """Yield nodes that fit, those that the pod prefers first, then by mode and rank."""
     for preferred in index.sets.by_preference(request.node_requirements, fitting):
         seen = set[MirroredNode]()
         is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
@@ -151,7 +147,6 @@ def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "")
 def where_placed(
     request: PodRequest, index: NodeIndex
 ) -> tuple[MirroredNode, tuple[Share, ...]] | None:
-    """Return the node and the shares of the first choice, or None if no node fits."""
     placements = place(request, index, lambda: 0.0, 1)
     if isinstance(placements, NoFit):
         return None
@@ -159,7 +154,6 @@ def where_placed(
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
-    """Yield random nodes: the first among those that tie, the rest among all."""
     among = best.tied
     seen = set[int]()
     for _ in range(min(RANDOM_TRIES, 2 * best.total)):
@@ -171,7 +165,7 @@ def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
 
 
 def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
-    """Place a pod on devices that are claimed for starts after its end, or nowhere."""
+    """Use only devices that are claimed for starts after the pod's end."""
     claimed = index.mirror.claimed.values()
     nodes = {device.node for device in claimed if device.ledger_use.claimed_until >= end}
     for node in sorted(nodes, key=lambda node: node.name):
@@ -210,13 +204,13 @@ def picks_on(
 
 
 COMPARED_NODES = 16
-"""Half of the compared nodes fit most tightly, the others are random."""
+"""Half of them fit most tightly, the others are random."""
 ENOUGH_NODES = 8
-"""If fewer of the tried nodes fit, all nodes that fit are computed."""
+"""If fewer nodes fit among those tried, all are computed."""
 TRIED_NODES = 32
 SORTED_FACTOR = 4
-"""A set smaller than the square root of so many times all nodes is sorted by rank. The best of a
-larger set are found sooner in the order of all nodes.
+"""A set smaller than the square root of so many times all nodes is sorted by rank; the best of a
+larger one are found sooner in the order of all nodes.
 """
 WEIGHED_NODES = 3
 
@@ -224,7 +218,7 @@ WEIGHED_NODES = 3
 def place_compared(
     request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
 ) -> tuple[Placement, ...] | NoFit:
-    """Choose nodes where the pod costs later pods the least of what is idle now.
+    """The pod costs later pods the least of what is idle now.
 
     The same random numbers lead to the same choice.
     """
@@ -294,7 +288,7 @@ def _nodes_of(
 def _in_turn(
     first: Iterator[MirroredNode], other: Iterator[MirroredNode]
 ) -> Iterator[MirroredNode]:
-    """Yield nodes of both in turn, each once, up to `TRIED_NODES` of each."""
+    """Yield each node once, up to `TRIED_NODES` of each."""
     seen = set[MirroredNode]()
     for pair in zip_longest(islice(first, TRIED_NODES), other):
         for node in pair:

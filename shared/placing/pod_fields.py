@@ -1,9 +1,8 @@
 """What the placer makes of each field of a pod; pure.
 
-A path without a row has the row of the nearest field above it, unless that is OBEYED. `[]` stands
-for the items of a list. kube-scheduler places a pod with a field that is handed over, where the
-extender is installed; otherwise the pod is denied.
-https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
+A path without a row has the row of the nearest field above it, unless that is OBEYED.
+kube-scheduler places a pod with a field that is handed over, where the extender is installed; else
+it is denied. https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,13 +12,9 @@ from enum import StrEnum
 
 class Effect(StrEnum):
     OBEYED = "obeyed"
-    """As by kube-scheduler."""
     NO_EFFECT = "no effect"
-    """No scheduler reads it."""
     PREFERENCE = "not weighed"
-    """kube-scheduler weighs it, and the placer does not."""
     HANDED_OVER = "handed over"
-    """The placer does not support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +22,10 @@ class PodField:
     path: str
     effect: Effect
     reason: str = ""
-    """Why a pod is handed over: its label's value."""
+    """Its label's value."""
     note: str = ""
     when: Mapping[str, object] = field(default_factory=dict)
-    """The row applies if the object with the field, or the item of the list, has these values."""
+    """Values that the object with the field, or the item of the list, has."""
 
     @property
     def text(self) -> str:
@@ -42,12 +37,12 @@ class PodField:
 @dataclass(frozen=True, slots=True)
 class FoundField:
     path: str
-    """With the numbers of items, such as `spec.volumes[1].persistentVolumeClaim`."""
+    """Such as `spec.volumes[1].persistentVolumeClaim`."""
     row: PodField
 
 
 def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
-    """Yield the fields of a pod's JSON that the placer does not support."""
+    """`pod` is JSON."""
     for row in _HANDED_OVER:
         for path in _find(pod, row.path.split("."), "", row.when):
             yield FoundField(path, row)
@@ -87,7 +82,7 @@ def _has_values(item: object, values: Mapping[str, object]) -> bool:
 def _all(
     effect: Effect, above: str, names: str, *, reason: str = "", note: str = ""
 ) -> list[PodField]:
-    """Return a row for each of the names, which are separated by spaces."""
+    """`names` are separated by spaces."""
     return [
         PodField(path=f"{above}.{name}", effect=effect, reason=reason, note=note)
         for name in names.split()

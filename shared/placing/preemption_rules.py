@@ -1,4 +1,4 @@
-"""Rules of preemption that the planner plans by and the binder checks before it evicts; pure.
+"""Rules of preemption for the planner's plans and the binder's evictions; pure.
 
 A namespace with budget left preempts leases of namespaces without. A pod of higher priority
 preempts lower ones, unless their namespace has a better lease class.
@@ -27,14 +27,14 @@ class PendingPod:
 
 
 def lease_class(budget: BudgetChanged | None) -> int:
-    """Return 0 for the best class, which an unknown budget has, too."""
+    """0 is the best class, which an unknown budget has, too."""
     return LEASE_CLASSES.get(budget.lease_class, 0) if budget else 0
 
 
 def cause_for(
     pending: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
 ) -> PreemptionCause | None:
-    """Return why a lease of a namespace with budget `theirs` may be preempted."""
+    """`theirs` is the budget of the lease's namespace."""
     own_class = lease_class(own)
     their_class = lease_class(theirs)
     if own_class == 0 and their_class > 0:
@@ -73,5 +73,4 @@ def pending_pod_of(preemption: Preemption) -> PendingPod | None:
 
 
 def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
-    """Return when a preemption is given up: after notice, the longest grace period, and slack."""
     return now + notice_s + max((victim.grace_s for victim in victims), default=0.0) + SLACK_S

@@ -1,4 +1,4 @@
-"""Planned starts: where a waiting pod or gang fits earliest, given when leases end; pure.
+"""Planned starts: where a waiting pod or gang fits earliest; pure.
 
 Leases are taken away in the order of their ends until the pods fit. Their devices are then claimed:
 what is let onto these before has to end in time.
@@ -38,10 +38,9 @@ EARLIER_S = 60.0
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
 MOST_KINDS = 16
-"""No start is planned of a gang with more different requests, each of which takes as long as a pod.
-"""
+"""More different requests of a gang would take too long to plan."""
 FIRST_ENDS = 4
-"""So many leases end before the first try; then twice as many each time."""
+"""Twice as many for each further try."""
 MOST_NAMED = 3
 NEVER = 1e12
 """Unix seconds after all known ends."""
@@ -57,13 +56,13 @@ class LeaseEnd(NamedTuple):
 class PlannedStart:
     at: float
     placements: tuple[Placement | None, ...]
-    """In the order of the requests; None for a pod that the gang does not need."""
+    """None for a pod that the gang does not need."""
     waits_for: tuple[Lease, ...] = ()
     enforced: bool = True
     """All of them end by an enforced time."""
 
     def claims(self, now: float) -> bool:
-        """Return whether its devices are claimed: it is a promise, or soon."""
+        """Its devices are claimed if it is a promise, or soon."""
         return self.enforced or self.at <= now + SOON_S
 
     @property
@@ -78,11 +77,10 @@ class PlannedStart:
 
 
 def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> LeaseEnd | None:
-    """Return when a lease ends, by its term or as expected, or None if nothing is known.
+    """Return None if nothing is known.
 
-    Without its author's expectation, its pod runs for `learned_s`. One that lasts longer is
-    expected to last as long again; one beyond its maximum run time, to end as late again, but
-    soon.
+    A lease that lasts longer than expected is expected to last as long again; one beyond its
+    maximum run time, to end as late again, but soon.
     """
     if lease.claim is not None:
         return None
@@ -110,7 +108,6 @@ def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
 def with_claims(
     nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
 ) -> list[NodeTotals]:
-    """Return nodes with all that starts will take, and without lifted claims."""
     changes = defaultdict[NodeName, Counter[str]](Counter)
     free = set[DeviceUuid]()
     for start in staying:
@@ -154,8 +151,7 @@ def plan_start(
 ) -> PlannedStart | None:
     """Return the earliest start of `needed` of the pods, tried in order, or None.
 
-    Leases without an end, or with one after `before`, stay. Devices claimed for others are not
-    used. The same `trials` save time on much the same nodes.
+    Leases without an end, or with one after `before`, stay. The same `trials` save time.
     """
     totals = list(nodes)
     ends = [
@@ -171,7 +167,7 @@ def plan_start(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingClaim:
-    """A ResourceClaim without an allocation, for which a pod waits."""
+    """It has no allocation."""
 
     claim: PodUid
     name: str
@@ -179,7 +175,7 @@ class WaitingClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingUnit:
-    """A pod that waits, or the waiting pods of a gang of which none runs."""
+    """A pod, or the pods of a gang of which none runs."""
 
     id: str
     pods: tuple[WaitingPod, ...]
@@ -187,7 +183,7 @@ class WaitingUnit:
     """How many of them start at once."""
     gang: Gang | None
     claim: WaitingClaim | None = None
-    """What kube-scheduler allocates before the pod starts, instead of a lease of its own."""
+    """kube-scheduler allocates it before the pod starts."""
 
     @property
     def priority(self) -> int:
@@ -203,7 +199,6 @@ class WaitingUnit:
         return min(pod.waiting_since for pod in self.pods)
 
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
-        """Return the requests of its pods, with what repels them from nodes."""
         repelling = all_domains(totals.node.facts for totals in nodes)
         return [repelled_request(pod.queued, repelling) for pod in self.pods]
 
@@ -245,7 +240,7 @@ def waiting_units(
 
 
 def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease], LeaseEnd | None]:
-    """Let leases without a known end end after all others, the youngest first."""
+    """The youngest lease without a known end ends first, after all others."""
 
     def some_end(lease: Lease) -> LeaseEnd | None:
         last = LeaseEnd(NEVER - lease.created_at, enforced=False)
@@ -255,7 +250,6 @@ def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease
 
 
 def no_end_text(endless: Sequence[Lease], visible: Callable[[Namespace], bool]) -> str:
-    """Return which leases without a known end have to end before a start."""
     seen = [f"{lease.namespace}/{lease.name}" for lease in endless if visible(lease.namespace)]
     named = seen[:MOST_NAMED]
     left = len(endless) - len(named)
@@ -276,11 +270,7 @@ def start_without_plan(
     now: float,
     visible: Callable[[Namespace], bool],
 ) -> str:
-    """Return which leases without a known end have to end first.
-
-    If there is none, return when the others have ended, or nothing if it does not wait for
-    them.
-    """
+    """Name leases without a known end first, or else say when others have ended."""
     some_end = with_some_end(end_of)
     plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
     if plan is None or not plan.waits_for:
@@ -292,7 +282,7 @@ def start_without_plan(
 
 
 class StartTrials:
-    """A cluster for trials, on nodes of the same names: only changed nodes are put again."""
+    """Nodes have the same names; only changed ones are put again."""
 
     def __init__(self) -> None:
         self.cluster = TrialCluster()
@@ -328,7 +318,6 @@ class _Search:
         self._nodes = {totals.node.facts.name: totals for totals in nodes}
 
     def earliest(self, now: float, *, is_bounded: bool) -> PlannedStart | None:
-        """Return the start for which the fewest leases have to end, in their order."""
         low = 0
         high = 0
         every = len(self._ends)
@@ -356,7 +345,6 @@ class _Search:
     def _waits(
         self, ended: int, placements: Sequence[Placement | None]
     ) -> list[tuple[LeaseEnd, Lease]]:
-        """Return those of the first leases that held what the pods get."""
         used = {
             (placement.node, share.device)
             for placement in placements
@@ -371,7 +359,6 @@ class _Search:
         ]
 
     def _short_nodes(self, placements: Sequence[Placement | None]) -> set[NodeName]:
-        """Return the nodes on which ordinary resources have to be freed, too."""
         needs = defaultdict[NodeName, Counter[str]](Counter)
         for request, placement in zip(self._requests, placements, strict=True):
             if placement is not None:
@@ -384,7 +371,7 @@ class _Search:
         }
 
     def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
-        """Place the pods once the first so many leases have ended; return () if they do not fit."""
+        """Return () if they do not fit."""
         self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
         placements = dict[int, Placement]()
         refused: PodRequest | None = None

@@ -13,7 +13,6 @@ from shared.placing.placement import picks_on, place, place_before, placement_of
 from shared.placing.refusal.refusals import explain, possible_nodes
 
 GOLDEN_RATIO = 0.6180339887
-"""Its multiples modulo 1 are spread evenly, to choose among nodes that fit equally well."""
 
 
 class TrialCluster:
@@ -35,23 +34,20 @@ class TrialCluster:
         return (self._choices - 1) * GOLDEN_RATIO % 1
 
     def put_node(self, node: LedgerNode) -> None:
-        """Add or replace a node; what is reserved on it stays reserved."""
+        """What is reserved on the node stays reserved."""
         self._mirror.put_node(node)
 
     def remove_node(self, name: NodeName) -> None:
         self._mirror.remove_node(name)
 
     def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrives among those that the policy fragmentation expects."""
+        """The policy fragmentation expects such pods."""
         self._index.fragmentation.workload.learn(request)
 
     def place(
         self, pod: PodUid, request: PodRequest, ends_by: float | None = None
     ) -> Placement | NoFit:
-        """Place a pod and count it as running.
-
-        A pod that `ends_by` an instant may use devices that are claimed for later starts.
-        """
+        """Count the pod as running; it may use devices claimed for starts after `ends_by`."""
         decision = place(request, self._index, self._choice)
         if isinstance(decision, NoFit) and ends_by is not None:
             decision = place_before(request, self._index, ends_by) or decision
@@ -69,7 +65,6 @@ class TrialCluster:
         return bool(possible_nodes(request, self._index))
 
     def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | None:
-        """Place a pod on a node and count it as running."""
         placement = self.placement_on(name, request)
         if placement is not None:
             self.reserve(pod, request, placement)

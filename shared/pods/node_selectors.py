@@ -21,7 +21,7 @@ def node_terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
 
 
 def selected_nodes(selector: NodeSelector) -> tuple[tuple[NodeTerm, ...], ...]:
-    """Return at least one term: a selector whose terms are all empty matches no node."""
+    """A selector whose terms are all empty matches no node."""
     terms = tuple(node_terms(term) for term in selector.node_selector_terms)
     return tuple(term for term in terms if term) or NO_NODE
 

@@ -25,12 +25,9 @@ class AwaitedClaims(msgspec.Struct, frozen=True):
 
     scheduler: str
     names: tuple[str, ...]
-    """Claims that are made from their templates."""
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as the API server last reported it, parsed as far as Leasehold needs it."""
-
     pod: PodUid
     namespace: Namespace
     name: str
@@ -51,7 +48,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """It has our scheduling gate: it waits for its namespace's budget."""
     priority: int = 0
     shown: int = 0
-    """The digest of the reason in its PodScheduled condition why it waits, or 0."""
+    """0 without a reason in its PodScheduled condition."""
     has_lease: bool = False
     """It has a copy of its lease, so the ledger counts its usage."""
     grown: Mapping[str, int] = {}
@@ -61,7 +58,6 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     labels: Mapping[str, str] = {}
     repels: tuple[PodAntiAffinity, ...] = ()
-    """Its required anti-affinity."""
     selections: Mapping[str, PodSelection] = {}
     """What its rules about other pods select, by the resource as which it is counted."""
     counted: frozenset[str] = frozenset()
@@ -77,11 +73,10 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     reviewed: str = ""
     """When its admission review began and ended, as the webhook wrote it."""
     reason: str = ""
-    """Why it waits, by its PodScheduled condition: for a pod that kube-scheduler places or of a
-    PodGroup of Kubernetes, and for all if the parser keeps reasons.
+    """For a pod that kube-scheduler places or of a PodGroup of Kubernetes, and for all if the
+    parser keeps reasons.
     """
     group: PodGroupReference | None = None
-    """The group it names; `request.gang` is set once the group is known."""
 
     @property
     def claim_keys(self) -> set[ClaimKey]:
@@ -127,7 +122,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) -> PodQueued:
-    """Return the pod, whose request is valid, as services know it that place or bind it."""
+    """The request is valid."""
     return PodQueued(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -162,16 +157,16 @@ def queued_elsewhere(pod: ObservedPod) -> PodQueued:
 
 
 OUT_OF = "OutOf"
-"""Kubelets reject a pod with this and the resource of which the node has too little."""
+"""The resource follows of which the node has too little."""
 
 AGENT_REFUSES = "Leasehold refuses"
 """The node's agent refused the devices; the kubelet quotes its error."""
 
 
 def rejection_of(status: PodStatus) -> str:
-    """Return `REASON: MESSAGE` of the kubelet that rejected the pod, or "".
+    """Return `REASON: MESSAGE`, or "".
 
-    Of a pod that it has accepted, a kubelet reports the status of each container.
+    A kubelet reports the status of each container only of a pod that it has accepted.
     """
     if status.phase != "Failed" or not status.reason or status.container_statuses:
         return ""

@@ -19,7 +19,7 @@ from shared.placing.anti_affinity import matches_labels
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOST_SELECTORS = 64
-"""Different selectors of namespaces of the pods of a node."""
+"""For the pods of a node."""
 Selector = tuple[LabelRequirement, ...]
 _Sized = TypeVar("_Sized", Selector, AntiAffinityTerm)
 
@@ -35,7 +35,7 @@ class PodAntiAffinity:
 
 
 def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
-    """Return the required terms; one without a label selector selects no pod.
+    """A term without a label selector selects no pod.
 
     Raises RequestError for what no API server stores, and for what is too large.
     """
@@ -100,7 +100,7 @@ def _smallest(items: Iterable[_Sized]) -> list[tuple[_Sized, int]]:
 
 
 def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
-    """Return the terms, in all namespaces where they select namespaces by labels."""
+    """Where they select namespaces by labels, terms are for all."""
     return tuple(
         AntiAffinityTerm(
             topology_key=term.topology_key,

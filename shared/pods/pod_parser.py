@@ -66,7 +66,7 @@ from shared.pods.run_term import deadline_s, parse_term
 
 TEMPLATES = 4096
 TEMPLATES_BYTES = 16 * 1024 * 1024
-"""Pod templates whose parsed request is cached, and their bytes, as one has up to 1.5 MiB."""
+"""Of pod templates; one has up to 1.5 MiB."""
 RESIZABLE = ("cpu", "memory")
 """Resources that a running pod may change (`pods/resize`)."""
 INFEASIBLE = ("PodResizePending", "True", "Infeasible")
@@ -74,7 +74,7 @@ INFEASIBLE = ("PodResizePending", "True", "Infeasible")
 https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 """
 MOST_NAMED = 8
-"""Fields that are named as the reason why kube-scheduler places a pod."""
+"""They are the reason why kube-scheduler places a pod."""
 POD_LEVEL = frozenset({"cpu", "memory"})
 """Resources that a pod may request as a whole, beside huge pages.
 https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
@@ -181,7 +181,7 @@ class PodParser:
         )
 
     def _shared(self, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """Return one object for equal labels: most pods have those of their controller's others."""
+        """Most pods have the labels of their controller's others."""
         key = tuple(labels.items())
         shared = self._labels.get(key)
         return store(self._labels, key, labels, TEMPLATES) if shared is None else shared
@@ -271,10 +271,7 @@ class PodParser:
     def _elsewhere(
         self, pod: ApiPod, resources: Mapping[str, int], ports: HostPorts
     ) -> PodRequest | None:
-        """Return what a pod of another scheduler requests beside its ResourceClaims.
-
-        None without claims, or for an invalid request: our rules do not apply to it.
-        """
+        """Return None without claims, or for an invalid request: our rules do not apply to it."""
         if not pod.spec.resource_claims:
             return None
         with contextlib.suppress(RequestError):
@@ -284,10 +281,9 @@ class PodParser:
         return None
 
     def _check_policy(self, pod: PodView, request: PodRequest) -> None:
-        """Raise RequestError for a pod that would see devices outside its lease, or lift limits.
+        """Raise RequestError for a pod that would see other devices, or lift limits.
 
         The webhook denies such pods; this is for those created while it was not running.
-        The node agent checks variables, since it sees them as the kubelet does.
         """
         subject = PolicySubject(
             check=Check.WATCH,
@@ -310,7 +306,7 @@ def _of_kube_scheduler(request: PodRequest) -> PodRequest:
 
 
 def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
-    """Return the ResourceClaims of a pod without a node, or None if none is made or it ends."""
+    """Return None if none is made or the pod ends."""
     is_ending = pod.status.phase in TERMINAL or pod.metadata.deletion_timestamp is not None
     if pod.spec.node_name or pod.spec.scheduling_gates or is_ending:
         return None
@@ -319,7 +315,7 @@ def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
 
 
 def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:
-    """Return the pod's claims; that of an ephemeral volume has the names of both."""
+    """That of an ephemeral volume has the names of both."""
     for volume in pod.spec.volumes:
         if volume.persistent_volume_claim or volume.ephemeral:
             break
@@ -340,7 +336,7 @@ def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
 
 
 def admitted(pod: ApiPod, rules: Rules) -> ApiPod:
-    """Return a pod with what admission gives it: deadline, our resource, and missing amounts."""
+    """That is its deadline, our resource, and missing amounts."""
     with contextlib.suppress(RequestError):  # `parse` reports it
         wanted = deadline_s(view_of(pod))
         pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
@@ -418,7 +414,7 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
 def _with_exclusive_cpus(
     pod: ApiPod, requests_of_gpus: tuple[GpuRequest, ...]
 ) -> tuple[GpuRequest, ...]:
-    """Return the requests with the CPUs that containers get exclusively, as the kubelet decides."""
+    """The kubelet decides which containers get CPUs exclusively."""
     cpus = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         limits, requests = container.resources.limits, container.resources.requests
@@ -435,7 +431,7 @@ def _with_exclusive_cpus(
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:
-    """Return the resources of a node that the pod uses, without those of the dialects.
+    """Leave out resources of dialects.
 
     Raises RequestError for a quantity that is invalid or too large to count.
     """
@@ -460,10 +456,7 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 
 def pod_ports(pod: ApiPod) -> HostPorts:
-    """Return the ports of a node that the pod's containers reserve, init containers left out.
-
-    Raises RequestError for more than `MOST_HOST_PORTS`.
-    """
+    """Init containers are left out. Raises RequestError for more than `MOST_HOST_PORTS`."""
     spec = pod.spec
     sidecars = (init for init in spec.init_containers if init.restart_policy == SIDECAR)
     ports = host_ports(
@@ -480,10 +473,9 @@ def pod_ports(pod: ApiPod) -> HostPorts:
 
 
 def _running(pod: ApiPod) -> dict[str, Quantities]:
-    """Return what containers use, by name, of a pod whose resize its node can never fulfil.
+    """Return what containers use if the node can never fulfil the pod's resize.
 
-    As for kube-scheduler, the wanted amounts do not count then: a pod cannot fill a node by a
-    wish.
+    As for kube-scheduler, the wanted amounts do not count: a pod cannot fill a node by a wish.
     """
     if not any((c.type, c.status, c.reason) == INFEASIBLE for c in pod.status.conditions):
         return {}
@@ -513,14 +505,14 @@ def _grown(resources: Mapping[str, int], leased: Mapping[str, int]) -> dict[str,
 
 
 def _counted(lease_copy: str) -> frozenset[str]:
-    """Return the resources as which the pod's lease counts it for the rules of other pods."""
+    """The pod's lease counts it as these, for the rules of other pods."""
     if SELECTED_PREFIX not in lease_copy:
         return frozenset()
     return frozenset(selected_in_use(lease_outline(lease_copy).resources))
 
 
 def _pod_level(pod: ApiPod) -> dict[str, int]:
-    """Return what the pod requests as a whole instead of the sum over its containers.
+    """Return what replaces the sum over the containers.
 
     The API server has completed these requests from the pod's limits.
     """

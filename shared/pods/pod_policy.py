@@ -1,4 +1,4 @@
-"""What a pod with GPUs must not set, as it could see other devices or lift its limits; pure.
+"""What a pod with GPUs must not set; pure.
 
 `docs/reference.md` shows `RULES`. A check applies the rules that it can: watcher and update see
 less than admission does of a new pod.
@@ -42,7 +42,7 @@ from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 SANDBOXES = ("gvisor", "runsc")
-"""Parts of names of runtime classes whose containers have a kernel of their own."""
+"""Their containers have a kernel of their own."""
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
 HOSTNAME = "kubernetes.io/hostname"
 """Label of nodes. https://kubernetes.io/docs/reference/labels-annotations-taints/"""
@@ -60,11 +60,9 @@ class Check(Flag):
     UPDATE = auto()
     """Admission of a changed pod."""
     WATCH = auto()
-    """The watcher, for pods that were created while the webhook was not running."""
+    """For pods that were created while the webhook was not running."""
     DEMAND = auto()
-    """What the demanded enforcer needs for the sake of other pods: at admission in every namespace,
-    and at the watcher, once the request is read.
-    """
+    """For the sake of other pods: at admission in every namespace, and at the watcher."""
 
 
 ADMISSION = Check.CREATION | Check.UPDATE
@@ -75,9 +73,8 @@ class PolicySubject:
     check: Check
     pod: PodView
     containers: Sequence[PodContainer]
-    """Those under review: all of a new pod, or those that an update adds."""
+    """All of a new pod, or those that an update adds."""
     gpu_containers: Sequence[PodContainer] = ()
-    """Those of `containers` that request GPUs."""
     gpu_containers_of_pod: Sequence[PodContainer] = ()
     """All of the pod that request GPUs."""
     allow_privileged: bool = False
@@ -109,7 +106,6 @@ def violations(subject: PolicySubject) -> Iterator[Hint]:
 
 
 def demand_violations(pod: PodView, request: PodRequest) -> Iterator[Hint]:
-    """Yield fields of a pod that would let it lift the limits of others at its enforcer."""
     shared = {
         part.container
         for part in request.containers
@@ -122,7 +118,6 @@ def demand_violations(pod: PodView, request: PodRequest) -> Iterator[Hint]:
 
 
 def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[Hint]:
-    """Yield fields that select devices in the container runtime; no pod may have them."""
     for key, name in annotations_with_gpus(pod.annotations).items():
         yield Hint(
             f"annotation {key} would select devices in the container runtime ({cut(name)}): remove "
@@ -133,10 +128,7 @@ def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[H
 
 
 def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hint]:
-    """Yield what to do about devices that a container without GPUs names, as it sees none.
-
-    `beside_gpus` is whether other containers of the pod request GPUs.
-    """
+    """`beside_gpus` is whether other containers of the pod request GPUs."""
     value = container.variables.get(VISIBLE, "")
     if value in NO_DEVICE_VALUES or container.requests_gpu:
         return
@@ -154,7 +146,6 @@ def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hi
 
 
 def device_mounts(containers: Iterable[PodContainer]) -> Iterator[Hint]:
-    """Yield mounts whose paths select devices in the container runtime."""
     for container in containers:
         for mount in container.mounts:
             path = normalized(mount.path)
@@ -244,9 +235,9 @@ def _capabilities(subject: PolicySubject) -> Broken:
 
 
 def _shared_processes(subject: PolicySubject) -> Broken:
-    """Yield what lets a process enter the root directory of a container with GPUs.
+    """A process that enters another root directory may remove directories of the lease's mounts.
 
-    If it removes directories on which the lease is mounted, the kernel removes the mounts.
+    The kernel removes the mounts with them.
     """
     if subject.pod.spec.share_process_namespace:
         yield Hint(
@@ -315,10 +306,10 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
 
 
 def _is_temporary(mount: ContainerMount, pod: PodView) -> bool:
-    """Return whether a mount hides nothing of the lease, which is mounted after it, below it.
+    """The lease is mounted after the volume, below it.
 
-    No link can lead the lease's mounts elsewhere: the directory is empty when the pod starts,
-    and in the container's mount namespace nothing can be removed on which something is mounted.
+    No link can lead its mounts elsewhere: the directory is empty when the pod starts, and in
+    the container's mount namespace nothing can be removed on which something is mounted.
     """
     is_all = mount.whole and mount.volume in pod.empty_dirs
     return is_all and normalized(mount.path) == TEMPORARY
@@ -379,10 +370,9 @@ def _env_from(subject: PolicySubject) -> Broken:
 
 
 def _user_zero(subject: PolicySubject) -> Broken:
-    """Yield containers that may run programs of user 0 of their node.
+    """A user namespace makes user 0 another one on the node.
 
-    A user namespace makes its user 0 another one there. A user that only the image knows may be
-    0.
+    A user that only the image knows may be 0.
     """
     spec = subject.pod.spec
     if spec.host_users is False:

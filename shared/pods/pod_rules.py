@@ -67,11 +67,10 @@ def has_rules(pod: ApiPod) -> bool:
 def parse_pod_rules(
     pod: ApiPod, repels: Iterable[PodAntiAffinity], of_gang: Iterable[int] = ()
 ) -> tuple[PodRules | None, Selections]:
-    """Return the rules of a pod, or None if it has none, and what they select.
+    """Return the rules of a pod, or None without any, and what they select.
 
-    `repels` is its required anti-affinity. The required affinity terms numbered in `of_gang`
-    are obeyed otherwise. Raises RequestError for what no API server stores, and for what is too
-    large.
+    `repels` is its required anti-affinity. Terms numbered in `of_gang` are obeyed otherwise.
+    Raises RequestError for what no API server stores, and for what is too large.
     """
     if not has_rules(pod):
         return None, {}
@@ -90,8 +89,6 @@ def parse_pod_rules(
 
 
 class _Rules:
-    """Reads the rules of one pod, and collects what they select."""
-
     def __init__(self, pod: ApiPod) -> None:
         self._pod = pod
         self._labels = pod.metadata.labels
@@ -99,7 +96,7 @@ class _Rules:
         self.selections: dict[str, PodSelection] = {}
 
     def affinity(self, of_pod: Mapping[str, object], left_out: set[int]) -> AffinityRule | None:
-        """Return the rule of all required terms: one pod has to be selected by all of them."""
+        """One pod has to be selected by all required terms."""
         read = _read(of_pod.get(REQUIRED), _Term, f"podAffinity.{REQUIRED}")
         terms = [term for number, term in enumerate(read) if number not in left_out]
         if not terms:
@@ -189,7 +186,7 @@ def _with_keys(
     operator: str,
     labels: Mapping[str, str],
 ) -> tuple[LabelRequirement, ...]:
-    """Add requirements on the values that the pod itself has, unless the API server has."""
+    """The API server may have added the pod's own values."""
     merged = {item.key for item in requirements if item.operator == operator}
     added = [
         LabelRequirement(key, operator, (labels[key],))

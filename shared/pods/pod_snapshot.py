@@ -25,7 +25,6 @@ class PodSnapshot:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
-    """Uid of its controller, or ""."""
     priority: int = 0
     preempts: bool = True
     grace_s: float = 30.0
@@ -33,7 +32,6 @@ class PodSnapshot:
     terminal: bool = False
     """Its phase is Succeeded or Failed."""
     scheduled: Condition = field(default_factory=Condition)
-    """Its condition PodScheduled."""
     claims: tuple[str, ...] = ()
     """ResourceClaims; "" for one that is not made from its template yet."""
 

@@ -34,7 +34,7 @@ LEVELS = frozenset({PRIORITY})
 
 
 def parse_requested(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Parse amounts into integers, without those that are 0.
+    """Amounts of 0 are left out.
 
     Raises RequestError for a quantity that is malformed or too large to count, and for GPUs
     that are no whole number.
@@ -67,7 +67,7 @@ SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""
 NODE_OWNERS = frozenset({"DaemonSet", "Node"})
 MOST_HANDED_OVER = 10
-"""Of fields that only kube-scheduler supports, a message shows no more."""
+"""More fields are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +83,21 @@ class ContainerMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContainer(ContainerManifest):
-    """Of pods of a watch, only names, amounts, paths and what containers run as are known."""
+    """Of pods of a watch, only names, amounts, paths and users are known."""
 
     path: str
     """Its JSON pointer, such as `/spec/containers/0`."""
     ephemeral: bool = False
     zeros: frozenset[str] = frozenset()
-    """Resources that it names with an amount of 0."""
+    """Their amount is 0."""
     has_claims: bool = False
-    """It uses ResourceClaims, of whatever driver."""
+    """Of whatever driver."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """In order. Of several with one name, the last takes effect; with `valueFrom`, the value is
     empty.
     """
     places: Mapping[str, int] = field(default_factory=dict)
-    """The place of each variable in the container's list."""
+    """In the container's list."""
     value_from: frozenset[str] = frozenset()
     """Variables with `valueFrom`."""
     prefixes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class PodContainer(ContainerManifest):
     non_root: bool = False
     """The kubelet does not start it as user 0."""
     may_escalate: bool = True
-    """A program may get more privileges than the one that starts it, by a setuid file."""
+    """By a setuid file, a program may get more privileges."""
     image: str = ""
     mounts: tuple[ContainerMount, ...] = ()
     target: str = ""
@@ -133,7 +133,7 @@ class PodView(PodManifest):
 
     @cached_property
     def handed_over(self) -> tuple[FoundField, ...]:
-        """The first fields that only kube-scheduler supports."""
+        """Only kube-scheduler supports them."""
         fields = handed_over({"spec": msgspec.to_builtins(self.spec)})
         return tuple(islice(fields, MOST_HANDED_OVER))
 
@@ -195,7 +195,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
 
 
 def runs_on(meta: ObjectMeta) -> bool:
-    """Return whether a DaemonSet, or a node's kubelet, runs the pod for ever."""
+    """A DaemonSet, or a node's kubelet, does."""
     return any(owner.controller and owner.kind in NODE_OWNERS for owner in meta.owner_references)
 
 

@@ -1,8 +1,7 @@
 """What a pod's claims require of its node, or why the pod has to wait; pure.
 
-Rules are those of kube-scheduler's plugins VolumeBinding, VolumeZone, VolumeRestrictions and
-NodeVolumeLimits. Besides, the only node to which a volume can be attached now is required:
-kube-scheduler lets such a pod wait on another node.
+Rules are those of kube-scheduler's volume plugins. Besides, the only node to which a volume can be
+attached now is required: kube-scheduler lets such a pod wait on another node.
 https://kubernetes.io/docs/concepts/storage/persistent-volumes/
 """
 
@@ -60,15 +59,11 @@ class VolumeNeeds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requirements: tuple[VolumeRequirement, ...] = ()
     claims: tuple[PodClaim, ...] = ()
     attachments: dict[str, int] = {}
-    """New volumes by CSI driver, without those that its node has already."""
+    """By CSI driver; those that the node has already are left out."""
 
 
 def volume_needs(pod: ClaimingPod, storage: Storage, users: Users) -> VolumeNeeds | Denial:
-    """Return what a pod's claims require, or why it cannot be placed yet.
-
-    For example, a pod with a claim that is bound to a volume in zone a requires a node in zone
-    a.
-    """
+    """For example, a claim that is bound to a volume in zone a requires a node in zone a."""
     claims = _claims(pod, storage)
     if isinstance(claims, Denial):
         return claims
@@ -77,7 +72,6 @@ def volume_needs(pod: ClaimingPod, storage: Storage, users: Users) -> VolumeNeed
 
 
 def _claims(pod: ClaimingPod, storage: Storage) -> list[Claim] | Denial:
-    """Return the pod's claims, each once."""
     claims: dict[str, Claim] = {}
     for use in pod.uses:
         claim = storage.claims.get((pod.namespace, use.claim))
@@ -242,7 +236,7 @@ def _without_volume(claim: Claim) -> Denial:
 
 
 def claim_of_one_node(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> str:
-    """Return the first of a pod's claims that keeps it on one node with others, or "".
+    """Return the first that keeps the pod on one node with others, or "".
 
     `shared` are the claims that pods without a node use, too.
     """
@@ -264,7 +258,7 @@ def _is_of_one_node(claim: Claim, storage: Storage) -> bool:
 
 
 def shared_by_one(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> Denial | None:
-    """Return the denial of a pod that shares a claim which only one pod can use."""
+    """Only one pod can use such a claim."""
     for _, name in sorted(shared):
         claim = storage.claims.get((pod.namespace, name))
         if claim is not None and ONE_POD in claim.access_modes:
@@ -297,7 +291,7 @@ def _nodes_of_others(pod: ClaimingPod, claim: Claim, users: Users) -> list[NodeN
 def _only_nodes(
     pod: ClaimingPod, claim: Claim, volume: Volume, storage: Storage, users: Users
 ) -> list[NodeName]:
-    """Return the nodes to which a volume is attached, if it can be attached to no other."""
+    """The volume can be attached to no other."""
     return _nodes_of_others(pod, claim, users) if _attaches_to_one(volume, storage) else []
 
 
@@ -321,7 +315,7 @@ def _of_volume(volume: Volume) -> Iterator[VolumeRequirement]:
 
 
 def _in_zone(key: str, values: tuple[str, ...]) -> VolumeTerms:
-    """Return the nodes of a zone, and those without any label of topology.
+    """Nodes without any label of topology are included.
 
     A volume with a deprecated label reaches nodes with the label that replaced it.
     """
@@ -348,10 +342,10 @@ class _StaticVolumes(msgspec.Struct, frozen=True, gc=False):
 def _static(
     pod: ClaimingPod, claims: Sequence[Claim], storage: Storage
 ) -> Iterator[_StaticVolumes]:
-    """Yield the existing volumes for each claim, in the order in which the claims choose.
+    """Yield in the order in which the claims choose.
 
-    Where nodes reach the same volumes, the smallest claim chooses first, and each the smallest
-    volume left, as kube-scheduler's claims do.
+    The smallest claim chooses first, and each the smallest volume left, as kube-scheduler's
+    claims do.
     """
     matching = [
         _nearest_fit(pod, _matching(pod.namespace, claim, storage), len(claims)) for claim in claims
@@ -392,7 +386,7 @@ def _named(volumes: Iterable[Volume]) -> tuple[ClaimVolume, ...]:
 
 
 def _matching(namespace: str, claim: Claim, storage: Storage) -> list[Volume]:
-    """Return the volumes that may be bound to a claim; one that is reserved for it comes alone."""
+    """A volume that is reserved for the claim comes alone."""
     if claim.selected_node:
         return []
     key = namespace, claim.name
@@ -432,10 +426,7 @@ def _is_for(volume: Volume, namespace: str, claim: Claim) -> bool:
 
 
 def _nearest_fit(pod: ClaimingPod, volumes: list[Volume], claims: int) -> list[Volume]:
-    """Return as many volumes as the pod's claims can need, the smallest that nodes reach.
-
-    Of more than `MOST_VOLUMES`, pods get different ones.
-    """
+    """Of more than `MOST_VOLUMES`, pods get different ones."""
     kept: list[Volume] = []
     counts = Counter[VolumeTerms]()
     for volume in sorted(volumes, key=_by_size):

@@ -14,10 +14,7 @@ from shared.pods.pod_view import PodView
 
 
 def parse_term(pod: PodView) -> Term:
-    """Return the term that its spec enforces, once admission has completed it.
-
-    Raises RequestError for a malformed annotation, and for one that the spec does not enforce.
-    """
+    """Raise RequestError for an annotation that is malformed, or that the spec does not enforce."""
     spec = pod.spec
     wanted = deadline_s(pod)
     enforced = _seconds(spec.active_deadline_seconds)
@@ -36,11 +33,10 @@ def parse_term(pod: PodView) -> Term:
 
 
 def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
-    """Return what `spec.activeDeadlineSeconds` must be: the smaller of the spec and the annotation.
+    """Return the smaller of spec and annotation, or else the quota's default.
 
-    A pod with neither gets its quota's default. Raises RequestError for a malformed annotation,
-    and for more than the quota's maximum: with less than its author wrote, a pod would lose its
-    work.
+    Raises RequestError for a malformed annotation, and for more than the quota's maximum: with
+    less than its author wrote, a pod would lose its work.
     """
     spec = _seconds(pod.spec.active_deadline_seconds)
     annotated = _annotated(pod, MAX_RUN_TIME)
@@ -100,7 +96,7 @@ _CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,4})(?::|h)([0-5]?\d)(?::([0-5]\d)|m?)
 
 
 def _meant_duration(text: str) -> str:
-    """Return a duration as it is written here, or "" for a text that seems to be none.
+    """Return "" for a text that seems to be none.
 
     >>> [_meant_duration(text) for text in ("1 hour", "3600", "1-00:30:00", "1h30", "2:00")]
     ['1h', '1h', '24h30m', '1h30m', '']
@@ -119,7 +115,7 @@ def _meant_duration(text: str) -> str:
 
 
 def _sum_of_parts(small: str) -> int:
-    """Return the seconds of numbers with units, or 0 for any other text."""
+    """Return 0 for any other text."""
     parts = _PART.findall(small) if len(small) <= LONGEST and _PARTS.fullmatch(small) else []
     units = {unit for _, unit in parts}
     if not units <= _UNIT_S.keys() or ("" in units and len(parts) > 1):

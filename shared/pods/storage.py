@@ -1,4 +1,4 @@
-"""Claims, volumes and what decides where they can be, as far as placement needs them; pure.
+"""Claims and volumes, as far as placement needs them; pure.
 
 Most claims of a cluster are bound and of no pod that waits, so each takes little memory.
 """
@@ -78,9 +78,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attributes_class: str = ""
     selector: tuple[LabelRequirement, ...] = ()
     selected_node: str = ""
-    """A scheduler has chosen the node of its volume, which is being provisioned."""
+    """Its volume is being provisioned there."""
     error: str = ""
-    """Why it cannot be parsed; only its name is known then."""
+    """Only the name is known then."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -90,9 +90,9 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     zones: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Labels of topology, and the values of each."""
     driver: str = ""
-    """The CSI driver, also one that has replaced its volume plugin, or ""."""
+    """Also one that has replaced the volume plugin."""
     in_tree_disk: bool = False
-    """A disk of a volume plugin that a CSI driver has replaced; it is attached to one node."""
+    """A CSI driver has replaced its plugin; it is attached to one node."""
     available: bool = False
     deleting: bool = False
     reserved_for: ClaimReference | None = None
@@ -103,7 +103,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     volume_mode: str = FILESYSTEM
     attributes_class: str = ""
     error: str = ""
-    """Why it cannot be parsed; only its name is known then."""
+    """Only the name is known then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ _Tuple = TypeVar("_Tuple", bound=tuple[object, ...])
 
 
 def _shared(value: _Tuple) -> _Tuple:
-    """Return an equal tuple that other objects use, too."""
+    """Other objects use the tuple, too."""
     return _cached(value)  # type: ignore[return-value]
 
 
@@ -294,7 +294,7 @@ class Storage:
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
     reserved: dict[ClaimKey, tuple[Volume, ...]] = field(default_factory=dict)
-    """Volumes for one claim, or bound to it: seldom several, so not by name."""
+    """For one claim, or bound to it; seldom several."""
 
     def put_volume(self, name: str, volume: Volume | None) -> None:
         """None removes the volume."""

@@ -1,1 +1,1 @@
-"""Rounds: decide for a batch or a gang, write it to the ledger, repeat where that changed."""
+"""Rounds: decide for a batch or a gang, write it to the ledger, repeat."""

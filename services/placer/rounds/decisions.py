@@ -22,10 +22,10 @@ ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
 RefusedPod = tuple[PodQueued, Refusal]
 Choose = Callable[[PodQueued], tuple[Placement, ...] | Refusal]
-"""Places a pod, and counts the first candidate as used in the mirror."""
+"""The first candidate counts as used in the mirror."""
 
 CONTESTED_PODS = 4096
-"""After a first choice that the ledger did not grant, choices are contested for so many pods."""
+"""After the ledger did not grant a first choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,7 @@ class PlacementUnit:
 
 
 def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
-    """Split a batch into units, the highest priority first.
-
-    A gang comes where its highest pod comes; one that is not decided as one counts as none.
-    """
+    """The highest priority comes first; a gang comes where its highest pod comes."""
     units: list[PlacementUnit] = []
     gangs: dict[str, PlacementUnit] = {}
     for event in sorted(events, key=lambda event: -event.request.priority):
@@ -56,7 +53,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 
 class CandidateCount:
-    """How many candidates a pod may get: more than one while other placers take first choices."""
+    """More than one while other placers take first choices."""
 
     def __init__(self) -> None:
         self._contested_pods = 0
@@ -88,7 +85,7 @@ class DecisionContext:
         return self.index.mirror
 
     def choose(self, event: PodQueued, within: Within = ()) -> tuple[Placement, ...] | Refusal:
-        """Place the pod, and count the first candidate as used in the mirror."""
+        """The first candidate counts as used in the mirror."""
         if event.request.node_order.compares and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.restricted
@@ -119,7 +116,7 @@ class DecisionContext:
         return self._explain(request, decision) if isinstance(decision, NoFit) else decision
 
     def _explain(self, request: PodRequest, no_fit: NoFit) -> Refusal:
-        """Put into words why a pod fits nowhere, with what earlier pods of the batch use."""
+        """Earlier pods of the batch count."""
         refusal = explain(request, self.index, no_fit)
         if self.mirror.claimed and not refusal.permanent:
             return with_run_time(refusal, request, self.index, self.now())
@@ -131,11 +128,11 @@ class RoundDecisions:
     chosen: list[ChosenPod] = field(default_factory=list)
     refused: list[RefusedPod] = field(default_factory=list)
     deferred: list[PodQueued] = field(default_factory=list)
-    """The capacity that these chose is being offered to waiting pods that come first."""
+    """It is being offered to waiting pods that come first."""
     gone: list[PodQueued] = field(default_factory=list)
-    """These have terminated or were deleted: nothing more is decided for them."""
+    """Nothing more is decided for them."""
     ledger_disagreed: bool = False
-    """The ledger did not grant every first candidate: refusals may be based on failed choices."""
+    """Refusals may be based on choices that the ledger did not grant."""
 
 
 def _with_within(request: PodRequest, within: Within) -> PodRequest:

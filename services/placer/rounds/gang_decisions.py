@@ -39,7 +39,7 @@ SHOWN_DOMAINS = 5
 
 @dataclass(frozen=True, slots=True)
 class GangDecision:
-    """Places for as many pods of a gang as needed; or for none, and why the next does not fit."""
+    """Places for as many pods as needed; or for none, and why the next does not fit."""
 
     chosen: list[ChosenPod]
     fitting: int
@@ -48,13 +48,13 @@ class GangDecision:
     lacking: tuple[int, int] | None = None
     """How many of how many equal pods would fit if no other pod ran, or None if all may."""
     waits: bool = False
-    """The pod that does not fit would fit once other pods have ended."""
+    """Once other pods have ended, the pod fits."""
     differs: bool = False
     """Whether its pods fit beside each other on empty nodes is not known."""
     required: Keys = ()
     """Labels of which all pods must share the values."""
     one_node_claim: str = ""
-    """A claim that pods share, for which one of these labels is the name of the node."""
+    """One of these labels is the name of the node for it."""
     domains: tuple[DomainRoom, ...] = ()
     """Those with the most room, the largest first."""
     further_domains: int = 0
@@ -90,7 +90,7 @@ def _differ(members: Iterable[PodQueued]) -> bool:
 def _lacking(
     members: Sequence[PodQueued], needed: int, context: DecisionContext, *, as_is: bool = False
 ) -> tuple[int, int] | None:
-    """Return how many of how many equal pods would fit if no other ran, or None if all would.
+    """Return None if all would fit.
 
     Pods that differ are not counted beside each other.
     """
@@ -109,7 +109,7 @@ def _lacking(
 def choose_beside(
     event: PodQueued, context: DecisionContext, joined: Within
 ) -> tuple[Placement, ...] | Refusal:
-    """Place a further pod of a gang in the domains of its other pods, or as near as it prefers."""
+    """Prefer to be near the gang's other pods."""
     gang = event.request.gang
     required = part_of(joined, gang.required_topology) if gang else ()
     near = own_part(joined, event)
@@ -168,10 +168,7 @@ class GangInDomains:
         kinds: Sequence[PodKind],
         place: Callable[[Within], GangDecision],
     ) -> tuple[GangDecision | None, dict[Domain, int]]:
-        """Return the decision of a domain that suffices or that a quota refuses, if there is one.
-
-        Return for each domain the number of pods that have room, too.
-        """
+        """Return a decision that suffices or that a quota refuses, and the room in each domain."""
         others = len(self._members) - sum(len(kind.pods) for kind in kinds)
         rooms: dict[Domain, int] = {}
         for enough in dict.fromkeys((len(self._members), self._needed)):
@@ -187,7 +184,7 @@ class GangInDomains:
         return None, rooms
 
     def _place_within(self, within: Within) -> GangDecision:
-        """Place pods within these domains, and in as few of the preferred ones as possible."""
+        """In as few of the preferred domains as possible."""
         if not self._preferred:
             return self._place(lambda: lambda event: self._choose(event, within))
         index = self._context.index
@@ -294,7 +291,7 @@ class FewDomains:
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
-    """Choose pods of a gang to offer freed capacity to: one for each different request.
+    """Choose one pod for each different request.
 
     A gang that does not fit can fit only once one of its pods fits where capacity was freed.
     """
@@ -310,7 +307,7 @@ def changed_verdicts(
     refusal: Refusal,
     included: Collection[PodUid],
 ) -> list[PodQueued]:
-    """Return members whose stored verdict differs, and those to be `included` in any case.
+    """Members whose stored verdict is the same are left out.
 
     So a gang of a thousand pods that still does not fit does not cost a thousand writes.
     """

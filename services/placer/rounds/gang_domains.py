@@ -59,7 +59,7 @@ def part_of(within: Within, keys: Keys) -> Within:
 
 
 def values_on(nodes: Iterable[NodeName], keys: Keys, index: NodeIndex) -> Within:
-    """Return the labels of these keys that the nodes have, each with all of its values there."""
+    """With all values on these nodes."""
     values: dict[str, set[str]] = {}
     for name in nodes:
         node = index.mirror.nodes.get(name)
@@ -93,7 +93,7 @@ class Domain:
 
 
 def kinds_of(members: Iterable[PodQueued], keys: Keys, index: NodeIndex) -> list[PodKind]:
-    """Return the kinds of the pods that name any of these labels."""
+    """Pods that name none of these labels are left out."""
     alike: dict[Hashable, list[PodQueued]] = {}
     for event in members:
         if names_any(event, keys):
@@ -117,10 +117,7 @@ def nodes_within(within: Within, index: NodeIndex) -> NodeSet:
 def domains_by_size(
     kinds: Sequence[PodKind], keys: Keys, within: Within, index: NodeIndex
 ) -> list[Domain]:
-    """Return the domains of these labels, those that fit on the fewest nodes first.
-
-    So the first domain that suffices leaves larger ones to larger gangs.
-    """
+    """Domains that fit on the fewest nodes come first, and leave larger ones to larger gangs."""
     fitting: NodeSet = 0
     for kind in kinds:
         fitting |= kind.fitting
@@ -143,7 +140,6 @@ def room_in(kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet) -> int:
 def room_if_empty(
     kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet, *, as_is: bool = False
 ) -> int:
-    """Return for how many of the pods the nodes would have room if no other pod ran."""
     return sum(
         pods_on_empty_nodes(kind.request, index, len(kind.pods), as_is=as_is, among=nodes)
         for kind in kinds

@@ -11,7 +11,7 @@ DEFERRED = Refusal(
     reason="the GPUs that it needs are offered to a pod that comes before it in the queue"
 )
 GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
-"""The stored refusal of a pod until its gang has been decided on."""
+"""Until its gang has been decided on."""
 
 
 OTHER_LABEL = "name a label that more nodes share, or prefer it only"
@@ -45,9 +45,9 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
 def gang_does_not_fit(
     gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
 ) -> Refusal:
-    """Return the refusal of a gang of which only some pods fit, with the reason of the next.
+    """The next pod of the gang does not fit.
 
-    Its amounts count those that fit, which hold nothing: commands and page show more as free.
+    Amounts count those that fit, which hold nothing: commands and page show more as free.
     """
     fitting = decision.fitting
     if live:
@@ -75,7 +75,7 @@ def gang_does_not_fit(
 
 
 def _shared(decision: GangDecision) -> str:
-    """Return what the nodes of the pods must share, and why if no user has named it."""
+    """Say why if no user has named it."""
     if not decision.required:
         return ""
     share = ", all with the same " + " and ".join(decision.required)
@@ -84,7 +84,7 @@ def _shared(decision: GangDecision) -> str:
 
 
 def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
-    """Return for how many pods the domains have room, such as ` (r1 has room for 5 of 8)`."""
+    """Such as ` (r1 has room for 5 of 8)`."""
     if not decision.domains:
         return ""
     first, *others = decision.domains
@@ -96,7 +96,6 @@ def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
 
 
 def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
-    """Return what lets the gang run, or what its next pod needs."""
     runs = live + decision.fitting
     ways = [
         f"lower the gang's minimum to {runs + gang.placed_elsewhere}, as {runs} of its pods have "

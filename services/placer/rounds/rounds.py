@@ -1,7 +1,4 @@
-"""Rounds: decide, reserve, and repeat for pods the ledger disagreed on, gangs as one.
-
-Of a gang, enough pods are placed together, then the rest one by one.
-"""
+"""Rounds: decide, reserve, and repeat where the ledger disagreed; of a gang, enough at once."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,7 +70,7 @@ SECOND_COPY_S = 0.5
 
 PlacementEvent = PlacementChosen | PlacementRefused
 ROUNDS = 10
-"""Rounds of a batch before its events go back to the queue."""
+"""Then events go back to the queue."""
 ROUND_PAUSE_S = 0.005
 """Pause for the feed to deliver changes to the mirror."""
 
@@ -128,11 +125,7 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
 
 @dataclass(eq=False)
 class Rounds:
-    """Decides for pods one by one, and for gangs as one, until the ledger agrees.
-
-    Chosen pods are reserved for and refused ones stored, and each outcome becomes one of
-    `events`.
-    """
+    """Until the ledger agrees, pods are decided on one by one and gangs as one."""
 
     ledger: RedisLeases
     clock: Clock
@@ -160,7 +153,7 @@ class Rounds:
         self.quotas.clear()
 
     def forget_published(self, pods: Collection[PodUid]) -> None:
-        """Publish the next outcome for these pods in any case: their handler has failed."""
+        """Their handler has failed."""
         for pod in pods:
             self._reasons.pop(pod, None)
         if len(self._unpublished) >= CACHED_REASONS:
@@ -170,10 +163,10 @@ class Rounds:
     async def _reserve(
         self, decisions: RoundDecisions, gang: Gang | None, *, live: int | None = None
     ) -> list[PodQueued]:
-        """Reserve for the chosen pods; return those without a lease.
+        """Return the pods without a lease.
 
-        Of a `gang`, all of them are reserved or none, beside the `live` ones; without
-        `live`, each one, while enough of the gang have leases.
+        Of a `gang`, all are reserved or none, beside the `live` ones; without `live`, each
+        one, while enough of the gang have leases.
         """
         capacity = self.mirror.capacity
         outcomes = await self._request(decisions, gang, live)
@@ -226,7 +219,7 @@ class Rounds:
             raise
 
     def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
-        """Leave out the volumes that none of the candidates reaches: there may be a thousand."""
+        """There may be a thousand volumes that no candidate reaches."""
         if not any(claim.volumes for claim in pod.request.claims):
             return pod
         nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
@@ -377,7 +370,7 @@ class Rounds:
             self.mirror.note_contention(candidate.node)
 
     def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
-        """Publish leases again until their nodes have activated them.
+        """Until their nodes have activated them, leases are published again.
 
         A placer has just published the lease for the second copy of a pod's first event, or
         the events of other `pods` of its gang.
@@ -419,10 +412,9 @@ class Rounds:
     async def place(
         self, undecided: Sequence[PodQueued], gang: Gang | None = None, joined: Within = ()
     ) -> None:
-        """Place pods, or further ones of a `gang` that runs, and add their events.
+        """`joined` has the values of the gang's labels on the nodes of its other pods.
 
-        `joined` has the values of the gang's labels on the nodes of its other pods. Raises
-        ConflictError after too many rounds, and if the gang has ended meanwhile.
+        Raises ConflictError after too many rounds, and if the gang has ended meanwhile.
         """
         for _ in range(ROUNDS):
             undecided = await self._round(undecided, gang, joined)
@@ -440,7 +432,7 @@ class Rounds:
     async def _round(
         self, pods: Sequence[PodQueued], gang: Gang | None, joined: Within
     ) -> list[PodQueued]:
-        """Decide once for all; return those that need another round."""
+        """Return the pods that need another round."""
         capacity = self.mirror.capacity
         self._decided_at = self.mirror.changes.end
         choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
@@ -454,10 +446,9 @@ class Rounds:
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
     async def place_gang(self, gang: Gang, pods: Sequence[PodQueued]) -> None:
-        """Place a gang of which some pods were just queued, and add events of all its pods.
+        """Beyond the gang's minimum, pods are placed one by one once it runs.
 
-        Pods beyond the gang's minimum are placed one by one once it runs. Raises
-        ConflictError after too many rounds.
+        Raises ConflictError after too many rounds.
         """
         answered: set[PodUid] = set()
         for _ in range(ROUNDS):
@@ -494,10 +485,7 @@ class Rounds:
     async def _gang_round(
         self, gang: Gang, enrollment: GangEnrollment, pods: Sequence[PodQueued], joined: Within
     ) -> bool:
-        """Decide once, and place the pods that the gang can run without.
-
-        Return False if another round is needed.
-        """
+        """Return False if another round is needed."""
         capacity = self.mirror.capacity
         live = enrollment.live_count
         waiting = enrollment.waiting_count

@@ -1,7 +1,6 @@
 """gpu-fraction, gpu-memory and NvFractions, in pods for KAI's scheduler; pure.
 
 The annotations name no resource, so admission adds our own, for which the kubelet calls Allocate.
-Nothing that KAI's binder writes is written here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from shared.model.requests.request import (
 NAME = "kai"
 SCHEDULER = "kai-scheduler"
 PORTION = "GPU_PORTION"
-"""The part of each GPU with two decimals, as KAI's pods read it."""
+"""Two decimals, as KAI's pods read it."""
 _NO_MORE = "the container gets what it requests, and no more while the GPU is free"
 _COMPUTE = f"a part of the compute is requested by {words.CONTAINER_PREFIX}NAME.{words.COMPUTE}"
 _BUDGETS = "namespaces share by their budgets"
@@ -44,17 +43,13 @@ UNUSED = {
     "pod-group-name": "KAI's pod grouper writes it; a gang is named as for Kubernetes, Volcano, "
     "coscheduling or Koordinator",
 }
-"""Annotations, and why they have no effect or what to use."""
+"""Why an annotation has no effect, or what to use."""
 UNKNOWN = ("gpu-fraction", "gpu-memory", "gpu-sm-")
-"""Prefixes of others that have none."""
 BY_MPS = HeldBy(memory="mps", compute="mps")
 
 
 def is_read(pod: PodManifest) -> bool:
-    """Return whether the pod is for KAI's scheduler, or was.
-
-    Admission has completed a pod that it then gave to kube-scheduler.
-    """
+    """A pod that admission has completed may be with kube-scheduler by now."""
     return requests_gpus(pod.annotations) and (
         pod.scheduler == SCHEDULER
         or any(
@@ -121,10 +116,7 @@ def _check_trigger(pod: PodManifest, wish: Wish) -> None:
 
 
 def _cores_percent(pod: PodManifest, wish: Wish) -> int:
-    """Return the requested compute, or the fraction if something holds it.
-
-    By default, KAI holds no compute of a fraction.
-    """
+    """By default, KAI holds no compute of a fraction."""
     if wish.compute is not None:
         return max(1, int(wish.compute * ALL_PERCENT))
     demand = parse_isolation(pod.annotations.get(ISOLATION, STRICT))
@@ -137,7 +129,7 @@ def _percent(wish: Wish) -> int:
 
 
 def annotations(container: GpuRequest, _: PodRequest) -> dict[str, str]:
-    """Return the annotations that request this; a part of the compute counts as of the memory."""
+    """A part of the compute counts as of the memory."""
     notes: dict[str, str] = {}
     if container.memory_bytes is not None:
         notes[words.MEMORY] = str(container.memory_bytes // MIB)

@@ -1,4 +1,4 @@
-"""KAI's and Run:ai's annotations where nothing reads them, and what they stand for; pure."""
+"""KAI's and Run:ai's annotations where nothing reads them; pure."""
 
 import contextlib
 import math
@@ -41,7 +41,7 @@ def bare_name(key: str) -> str:
 
 
 def find_ineffective(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    """Yield what to write instead of annotations that are not read; `dialect` is the request's."""
+    """`dialect` is that of the request."""
     mistaken = {key: name for key in sorted(pod.annotations) if (name := bare_name(key))}
     if dialect == kai.NAME or pod.scheduler == kai.SCHEDULER:
         for key, name in mistaken.items():
@@ -68,9 +68,9 @@ def find_ineffective(pod: PodManifest, dialect: str) -> Iterator[Hint]:
 
 
 def as_resources(pod: PodManifest) -> Hint | None:
-    """Return how a pod requests by resources what its annotations stand for.
+    """Return how a pod requests the same by resources.
 
-    None if they stand for nothing, or if the pod already requests more than a number of GPUs.
+    None if annotations stand for nothing, or if the pod requests more than a number of GPUs.
 
     >>> from shared.dialects.dialect import ContainerManifest
     >>> container = ContainerManifest(name="main")
@@ -106,7 +106,6 @@ def as_resources(pod: PodManifest) -> Hint | None:
 
 
 def _mended(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations by the names that they have, with memory in MiB."""
     notes = {bare_name(key) or key: text for key, text in annotations.items()}
     with contextlib.suppress(RequestError):
         amount = parse_quantity(notes.get(words.MEMORY, ""))
@@ -116,7 +115,7 @@ def _mended(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole_or_percent(pod: PodManifest, text: str) -> Hint | None:
-    """Return how whole GPUs, or a percentage of one, are requested; a fraction is below 1."""
+    """A fraction is below 1."""
     with contextlib.suppress(RequestError):
         if not 0 < parse_quantity(text.removesuffix("%")) <= (100 if "%" in text else MOST_GPUS):
             return None

@@ -1,11 +1,11 @@
-"""How KAI and its node agent show that they give out parts of a node's GPUs; pure."""
+"""How KAI shows that it gives out parts of a node's GPUs; pure."""
 
 from collections.abc import Iterable
 
 CONDITIONS = ("gpu-fractioning.nvidia.com/Ready", "gpu-sharing.nvidia.com/Ready")
-"""Of a node on which a program enforces NvFractions; the latter in earlier releases."""
+"""A program enforces NvFractions there; the latter in earlier releases."""
 RESERVATIONS = "kai-resource-reservation"
-"""Namespace of the pods by which KAI's binder reserves shared GPUs."""
+"""KAI's binder reserves shared GPUs by pods there."""
 
 
 def managing_condition(true_conditions: Iterable[str]) -> str:
@@ -23,6 +23,5 @@ def reserves_gpus(namespace: str) -> bool:
 
 
 def managing_pods(namespaces: Iterable[str]) -> str:
-    """Return which pods of a node, by their namespaces, reserve GPUs for KAI, or ""."""
     namespace = min(namespaces, default="")
     return f"pods of namespace {namespace}" if namespace else ""

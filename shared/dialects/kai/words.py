@@ -1,8 +1,7 @@
 """The annotations by which KAI's and Run:ai's users request a part of a GPU; pure.
 
-They name one container, and no resource. Rules are those of KAI's guide, its validation, and
-NvFractions; a word that cannot have an effect is refused.
-https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
+Rules are those of KAI's guide, its validation, and NvFractions; a word that cannot have an effect
+is refused. https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
 """
 
 import contextlib
@@ -57,7 +56,6 @@ PREFIXES = (CONTAINER_PREFIX, PORTION_PREFIX)
 TIME_SLICING = "time-slicing"
 SM_SHARING = "sm-sharing"
 QUEUE = "kai.scheduler/queue"
-"""A label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +69,11 @@ class Wish:
     compute: Fraction | None = None
     by_mps: bool = False
     unused_limits: tuple[str, ...] = ()
-    """Annotations by which a container could get more than it requests."""
+    """A container could get more than it requests by them."""
 
 
 def requests_gpus(annotations: Iterable[str]) -> bool:
-    """Return whether a pod with these annotations requests GPUs by them, valid or not.
+    """Return whether these annotations request GPUs, valid or not.
 
     >>> requests_gpus({"gpu-fraction": "0.5"}), requests_gpus({"mps": "true"})
     (True, True)
@@ -118,8 +116,6 @@ def parse_wish(pod: PodManifest) -> Wish:
 
 @dataclass(frozen=True, slots=True)
 class _ContainerKey:
-    """An annotation with the name of a container in its key."""
-
     key: str
     container: str
     ending: str
@@ -128,7 +124,6 @@ class _ContainerKey:
 def _of_container(
     notes: Mapping[str, str], prefix: str, endings: tuple[str, ...]
 ) -> list[_ContainerKey]:
-    """Return the keys of one family, whose endings are checked."""
     keys = list[_ContainerKey]()
     for key in sorted(notes):
         if not key.startswith(prefix):
@@ -147,7 +142,7 @@ def _of_container(
 
 
 def _container(pod: PodManifest, keys: Iterable[_ContainerKey]) -> str:
-    """Return the named container, or the first that is no init container."""
+    """By default the first that is no init container."""
     naming = {key.container: key.key for key in keys}
     if CONTAINER in pod.annotations:
         naming[parse_name(CONTAINER, pod.annotations[CONTAINER])] = CONTAINER
@@ -223,7 +218,7 @@ def _check_one_amount(notes: Mapping[str, str], keys: Mapping[str, str]) -> None
 
 
 def _request_mib(notes: Mapping[str, str], keys: Mapping[str, str]) -> int | None:
-    """Return the request, or else the limit, in MiB rounded up, or None without both."""
+    """Without a request the limit counts. MiB are rounded up."""
     amounts = {
         ending: _quantity_mib(keys[ending], notes[keys[ending]])
         for ending in (REQUEST, LIMIT)

@@ -1,7 +1,6 @@
 """`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-It is for people and programs that read Koordinator's annotations. Nothing is placed or served by
-it; the audit reports when it was changed.
+Nothing is placed or served by it; the audit reports when it was changed.
 """
 
 import json
@@ -26,7 +25,7 @@ class AllocatedGpu(Struct, frozen=True, kw_only=True):
     uuid: str = field(name="id", default="")
     """Empty if its writer does not know it."""
     resources: Mapping[str, int | float | str] | None = None
-    """By their current names, or None if they are unknown."""
+    """None if they are unknown."""
 
 
 class _Allocated(Struct, frozen=True):
@@ -34,7 +33,7 @@ class _Allocated(Struct, frozen=True):
 
 
 def encode_allocated(lease: Lease) -> str:
-    """Encode a lease's GPUs as compact JSON, in the order in which they were chosen.
+    """Encode compact JSON in the order of choice.
 
     A GPU that an init container uses before another is one entry with the larger share. Raises
     RequestError for a share without its requested terms.
@@ -52,10 +51,10 @@ def encode_allocated(lease: Lease) -> str:
 
 
 def resources_of(share: Share) -> dict[str, str]:
-    """Return a share's amounts as Koordinator writes them, the requested and the derived one.
+    """Return the requested amount and the derived one.
 
     Bytes from a ratio are exact, although the share is in whole MiB; a ratio from bytes is
-    truncated. Compute that was not requested is left out.
+    truncated.
     """
     terms = share.requested_units
     if terms is None:
@@ -79,7 +78,7 @@ def _memory(share: Share, terms: RequestedUnits) -> tuple[int, int]:
 
 
 def ratio_of(memory_bytes: int, total_bytes: int) -> int:
-    """Return bytes as percent, truncated after a floating-point division, as Koordinator does.
+    """Truncate after a floating-point division, as Koordinator does.
 
     >>> ratio_of(29, 100)
     28
@@ -115,7 +114,6 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
-    """Return how a bound pod's annotation differs from its lease, or ""."""
     try:
         listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:
@@ -127,11 +125,7 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
 
 
 def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
-    """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
-
-    Amounts are numbers or quantities, also under the names before Koordinator 1.0. Raises
-    RequestError.
-    """
+    """Unknown keys are ignored, and names before Koordinator 1.0 read. Raises RequestError."""
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()
     except UNDECODABLE as error:

@@ -3,21 +3,17 @@
 Leasehold is stricter than Koordinator:
 
 * Requests are per container: containers of a pod never share a GPU, and each sees its own only.
-  Upstream shows a pod's GPUs to all its containers, and limits each to the pod's limit.
 * Memory is reserved in bytes even if requested as a ratio, so that both together never overcommit
-  a GPU. A ratio is reserved and enforced in whole MiB, rounded down.
+  a GPU. A ratio is in whole MiB, rounded down.
 * HAMi-core limits containers with less than a GPU, also in compute beside all of the memory, with
-  or without the label `koordinator.sh/gpu-isolation-provider`. They run only where the agent has
-  found the library.
+  or without the label `koordinator.sh/gpu-isolation-provider`.
 * A container gets UUIDs of devices instead of minor numbers.
 
 The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, so a container without it is
-refused with the value to add; admission adds it, as Koordinator's webhook does. The NVIDIA dialect
-serves `nvidia.com/gpu` in pods for `koord-scheduler`.
+refused with the value to add; admission adds it, as Koordinator's webhook does.
 
-Koordinator writes `bind-timestamp`, `gpu-minors` and the label `hami.io/vgpu-node` only with its
-gate `DevicePluginAdaption`, whose device plugins cannot run beside our agent. So they are not
-written.
+Koordinator writes `bind-timestamp`, `gpu-minors` and the label `hami.io/vgpu-node` only for device
+plugins that cannot run beside our agent. So they are not written.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,7 +176,7 @@ def vendor_denial(pod: PodManifest, _: bool) -> Denial | None:
 
 
 def denial_of(containers: Iterable[Mapping[str, int]]) -> Denial | None:
-    """Return the denial of amounts, a map per app container.
+    """`containers` are maps per app container.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.
     """
@@ -356,7 +352,6 @@ def _check_names(containers: Sequence[ContainerManifest]) -> bool:
 def _isolation_selector(
     labels: Mapping[str, str], parts: Iterable[GpuRequest]
 ) -> tuple[tuple[str, str], ...]:
-    """Require a node with HAMi-core if a container must be limited."""
     provider = labels.get(ISOLATION_LABEL, "")
     if provider and provider.lower() != HAMI_CORE.lower():
         raise RequestError(
@@ -388,14 +383,13 @@ def container_setup(
 ) -> ContainerSetup:
     """Return a container's devices and, for parts of GPUs, HAMi-core's variables and mounts.
 
-    Other than Koordinator's node agent, we mount the library read-only and let it log errors
-    only, and the file of overrides and the lock's directory are the container's own: libraries
-    up to HAMi 2.8 hold the lock while they look up their process ID, so any container could
-    block all others. As upstream, there is no `/etc/ld.so.preload`: the agent measures
-    processes that clear their environment.
+    Other than with Koordinator's node agent, the library is read-only and logs errors only, and
+    the file of overrides and the lock's directory are the container's own: libraries up to HAMi
+    2.8 hold the lock while they look up their process ID, so any container could block all
+    others.
 
-    All GPUs of a container have one memory limit, the smallest. Raises RequestError for a share
-    without.
+    All GPUs of a container have one memory limit, the smallest. Raises RequestError without
+    one.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):
@@ -433,7 +427,6 @@ def _is_limited(share: Share) -> bool:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve a hundred IDs per GPU, and amounts of healthy GPUs in node status."""
     usable = shared_devices(devices)
     healthy = [device for device in usable if device.healthy]
     patched = dict.fromkeys(sorted(PATCHED), 0)

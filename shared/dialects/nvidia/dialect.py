@@ -1,14 +1,12 @@
 """nvidia.com/gpu, as HAMi and NVIDIA's own device plugin read it; pure.
 
-A number alone means whole GPUs; with `gpumem`, `gpumem-percentage` or `gpucores`, each GPU is a
-share. Memory counts before a percentage, as in HAMi (in Volcano the percentage counts). A pod
-without `nvidia.com/gpu`, which admission adds as HAMi's webhook does, is refused: the kubelet would
-not call Allocate, and the container would see every device.
+A number alone means whole GPUs. Memory counts before a percentage (in Volcano the percentage
+counts). A pod without `nvidia.com/gpu`, which admission adds, is refused: the kubelet would not
+call Allocate, and the container would see every device.
 
-Policies are those of HAMi's scheduler. In a chain such as `numa,binpack`, the first of `binpack`
-and `spread` orders devices by use; `topology-aware` and `numa` prefer devices with good links (for
-one GPU, `topology-aware` avoids them); `mutex` requires idle devices. Any other is refused;
-upstream ignores it.
+In a chain of HAMi's policies such as `numa,binpack`, the first of `binpack` and `spread` orders
+devices by use; `topology-aware` and `numa` prefer good links (for one GPU, `topology-aware` avoids
+them); `mutex` requires idle devices. Any other is refused, which upstream ignores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +68,7 @@ NAME = "nvidia"
 SCHEDULER = "hami-scheduler"
 COUNT = NVIDIA_GPUS
 REPLICA = f"{COUNT}.shared"
-"""Replicas of nodes that offer them under a name of their own."""
+"""Some nodes offer replicas under a name of their own."""
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
@@ -152,7 +150,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
 
 
 def amount_changes(amounts: Amounts) -> dict[str, int | None]:
-    """Return the number of GPUs that HAMi's webhook adds to a container's amounts.
+    """HAMi's webhook adds the number of GPUs.
 
     >>> amount_changes({"nvidia.com/gpumem": 3000})
     {'nvidia.com/gpu': 1}
@@ -169,7 +167,7 @@ def _amounts(container: ContainerManifest) -> Amounts:
 
 
 def _trigger(containers: Sequence[ContainerManifest]) -> str:
-    """Return the resource by which the containers request GPUs: a node serves one of the two."""
+    """A node serves one of the two."""
     by_name = {
         name: container.name
         for container in containers
@@ -243,8 +241,8 @@ def parse_device_choice(
 ) -> tuple[PodRequest, bool]:
     """Return a request with the choices only, and whether devices must be idle.
 
-    The operator's policies are the defaults. `gpus` is the largest number of a container.
-    Raises RequestError naming annotation and value.
+    `gpus` is the largest number of a container. Raises RequestError naming annotation and
+    value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
@@ -333,7 +331,6 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve whole GPUs, shares and replicas by number; no amounts of replicas."""
     of_names: dict[str, list[Device]] = {} if devices else {COUNT: []}
     for device in devices:
         name = device.replicas.resource if device.replicas is not None else COUNT

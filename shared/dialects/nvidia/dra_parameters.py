@@ -1,7 +1,7 @@
 """Parameters of NVIDIA's DRA driver, in claims for ours; pure.
 
-A claim's containers and pods share its devices by time slices, unless it selects devices with MPS.
-Limits in parameters can only repeat what the claim requests as capacity.
+A claim's pods share its devices by time slices unless it selects MPS, and limits in parameters can
+only repeat what it requests as capacity.
 https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.com/resource/v1beta1
 """
 
@@ -26,7 +26,7 @@ NVIDIA_CLASSES: Mapping[str, str] = {
     "gpu.nvidia.com": "gpu.leasehold.dev",
     "mig.nvidia.com": "mig.leasehold.dev",
 }
-"""The DeviceClass that takes the place of each of its own."""
+"""It takes the place of each of NVIDIA's."""
 MOST_DEVICES = 128
 NO_SLICES = (
     "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
@@ -71,18 +71,17 @@ class Effects(NamedTuple):
     """What parameters ask for beside the claim's capacity."""
 
     interval: Interval | None = None
-    """The length of time slices, or None if they name none."""
+    """None if no length is named."""
     warning: str = ""
-    """Which of them have no effect, as a sentence, or ""."""
+    """Parameters without effect, as a sentence, or ""."""
 
 
 def read_parameters(
     parameters: bytes, devices: Sequence[AllocatedDevice], *, of_class: bool = False
 ) -> Effects:
-    """Return what to do for the devices that the parameters are for.
+    """Raise RequestError for invalid parameters, or if these devices cannot meet them.
 
-    Raises RequestError for invalid parameters, or if these devices cannot meet them. Only a
-    class sets the length of time slices of parts of GPUs, since others have turns of that
+    Only a class sets the length of time slices of parts of GPUs: others have turns of that
     length, too.
 
     >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())

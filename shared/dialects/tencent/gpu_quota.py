@@ -1,8 +1,7 @@
 """The quotas of gpu-admission, in its ConfigMap kube-system/gpuquota; pure.
 
-A namespace has a number of GPUs of each model, and pools of nodes; both are values of node labels.
-A missing model is not allowed, no pools allow all, and a missing namespace has no quota.
-https://github.com/tkestack/gpu-admission
+Models and pools are values of node labels. A missing model is not allowed, no pools allow all, and
+a missing namespace has no quota. https://github.com/tkestack/gpu-admission
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,9 @@
 """tencent.com/vcuda-*: hundredths of a GPU and blocks of 256 MiB, as gpu-manager counts; pure.
 
-`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory`. Multiples of 100 are whole
-GPUs; memory beside them is ignored, but the node must have it, as the kubelet checks. What upstream
-would run without a GPU, or the kubelet would reject, is refused.
-
-HAMi-core cannot let a share use idle cores up to `tencent.com/vcuda-core-limit`, so that is only
-checked to be a number. GPUSharing sets it to `vcuda-core`, which a share gets.
+`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory`; multiples are whole GPUs.
+Memory beside these is ignored, but the node must have it, as the kubelet checks. HAMi-core cannot
+let a share use idle cores up to `tencent.com/vcuda-core-limit`, which is only checked to be a
+number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,12 +36,12 @@ MEMORY = "tencent.com/vcuda-memory"
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 GPU_INDEX = "tencent.com/predicate-gpu-idx-"
-"""Followed by the container's index in `spec.containers`."""
+"""The container's index in `spec.containers` follows."""
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
 DEVICES = "tencent.com/vcuda-device"
-"""Annotation of containers in their runtime, beside `CORE` and, in bytes, `MEMORY`."""
+"""Of containers in their runtime, beside `CORE` and, in bytes, `MEMORY`."""
 
 WHOLE = 100
 """`vcuda-core` of one GPU."""
@@ -163,7 +161,7 @@ def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return each container's GPUs by minor number, the node, the time in ns, and the mark."""
+    """By minor number; times are in ns."""
     gpus = {
         f"{GPU_INDEX}{n}": ",".join(str(share.index) for share in shares)
         for n, container in enumerate(decode_memo(lease).containers)
@@ -175,10 +173,9 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts for a share, and only the devices for whole GPUs.
+    """gpu-manager's driver directory and `LD_LIBRARY_PATH` are left out.
 
-    gpu-manager's driver directory and `LD_LIBRARY_PATH` are left out: NVIDIA's runtime mounts
-    the driver, and the variable would replace the image's own.
+    NVIDIA's runtime mounts the driver, and the variable would replace the image's own.
     """
     shares = hami_core.required_shares(lease, container)
     whole = all(share.whole for share in shares)
@@ -198,10 +195,7 @@ def container_setup(
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve hundredths of each GPU, and blocks of healthy GPUs in node status.
-
-    As gpu-manager does, blocks are counted over the node's memory as a whole.
-    """
+    """As gpu-manager does, count blocks over the node's memory as a whole."""
     gpus = shared_devices(devices)
     return Advertisement(
         served={CORE: numbered_ids(gpus, lambda _: WHOLE)},

@@ -1,7 +1,7 @@
-"""Volcano's two ConfigMaps for its vGPU device plugin, as far as they concern a node; pure.
+"""Volcano's two ConfigMaps for its vGPU device plugin, for one node; pure.
 
-Settings of single nodes are merged with the later entry first, as Volcano's and HAMi's plugins do.
-Invalid entries are left out, with an error.
+The later entry of a node goes first, as in Volcano's plugin. Invalid ones are left out, with an
+error.
 """
 
 import difflib
@@ -44,7 +44,7 @@ NAMES: Mapping[str, str] = {
     "resourceMemoryPercentageName": vgpu.PERCENTAGE,
     "resourceCoreName": vgpu.CORES,
 }
-"""Resource names in the configuration that cannot be changed."""
+"""They cannot be changed."""
 WITHOUT_EFFECT: Mapping[str, object] = {
     "deviceCoreScaling": 1,
     "deviceMemoryScaling": 1,
@@ -56,7 +56,7 @@ WITHOUT_EFFECT: Mapping[str, object] = {
     "resourcePriorityName": "",
     "passDeviceSpecs": False,
 }
-"""There is a warning for values other than these defaults."""
+"""Other values are warned of."""
 NODE_KEYS = ("name", "operatingmode", "devicesplitcount", "filterdevices")
 NODE_WITHOUT_EFFECT: Mapping[str, object] = {
     "devicecorescaling": 1,
@@ -69,22 +69,22 @@ FORBIDDEN = "-[],:;"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigGeometries:
-    """The layouts of a family of devices, in order of preference."""
+    """In order of preference."""
 
     models: tuple[str, ...]
-    """Parts of product names; `NVIDIA-` before the name counts, too."""
+    """Of product names; `NVIDIA-` before the name counts, too."""
     layouts: tuple[MigLayout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The settings of both ConfigMaps for a node; None and empty mean not set."""
+    """None and empty mean not set."""
 
     split_count: int | None = None
     unit_mib: int | None = None
     geometries: tuple[MigGeometries, ...] = ()
     node_split_count: int | None = None
-    """Overrides everything for this node, flags, too."""
+    """It overrides everything for this node, flags, too."""
     mode: DeviceMode | None = None
     excluded_devices: frozenset[str] = frozenset()
     """UUIDs, and indices as text."""
@@ -100,7 +100,7 @@ class _Findings:
         self.warnings: list[str] = []
 
     def section(self, value: object, where: str, keys: Collection[str]) -> Mapping[str, object]:
-        """Return a mapping, with a warning of each unknown key; an empty one for anything else."""
+        """Warn of each unknown key; anything but a mapping is empty."""
         if not isinstance(value, Mapping):
             self.errors.append(f"{where} is not a mapping, but {_brief(value)}")
             return {}
@@ -124,7 +124,7 @@ class _Findings:
     def positive(
         self, section: Mapping[str, object], key: str, *, zero: bool = False
     ) -> int | None:
-        """Return a whole number above 0; with `zero`, 0 means not set, without a warning."""
+        """With `zero`, 0 means not set, without a warning."""
         value = section.get(key)
         if value is None or (zero and value == 0):
             return None
@@ -143,7 +143,6 @@ class _Findings:
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
-    """Parse the documents that there are for the node of this name."""
     findings = _Findings()
     config = DeviceConfig() if device is None else _parse_device_map(device, findings)
     config = config if node is None else _parse_node_map(config, node, name, findings)
@@ -293,5 +292,5 @@ def _mode(value: object, findings: _Findings) -> DeviceMode | None:
 
 
 def _brief(value: object) -> str:
-    """Leave out a value's end and its depths, which aliases may multiply."""
+    """Aliases may multiply a value's depths."""
     return reprlib.repr(value)

@@ -71,13 +71,11 @@ def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
 
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
-"""A container, a device, the MiB of the share there, and the MIG instance if it is one."""
+"""Container, device, MiB of the share, and the MIG instance if it is one."""
 
 
 @dataclass(slots=True)
 class PodDeviceUse:
-    """The use of a device by containers of the same pod that were placed before."""
-
     memory_mib: int = 0
     cores_percent: int = 0
     shares: int = 0
@@ -88,7 +86,7 @@ class PodDeviceUse:
     """Containers with the MiB and the position of their instances; init containers, too."""
 
     def instances_beside(self, container: GpuRequest, pod: Sequence[GpuRequest]) -> tuple[int, int]:
-        """Return the positions (as bits) and the MiB of instances that run beside a container."""
+        """Return the positions, as bits, and the MiB beside a container."""
         positions = 0
         memory_mib = 0
         place = pod.index(container) if self.instances else 0
@@ -175,7 +173,6 @@ def _takes_slot(container: GpuRequest) -> bool:
 
 
 def _is_constrained(container: GpuRequest, request: PodRequest) -> bool:
-    """Return whether free memory and cores alone do not decide."""
     return (
         container.sharing in IDLE_BEFORE
         or bool(request.anti_affinity_groups)
@@ -299,7 +296,6 @@ def instance_availability(
 def _candidates(
     request: PodRequest, devices: Sequence[MirroredDevice], pod_uses: PodDeviceUses
 ) -> Sequence[MirroredDevice]:
-    """Leave out devices that the pod uses already or whose required location is unknown."""
     if request.distinct_devices and pod_uses:
         devices = [device for device in devices if not pod_uses.get(device, NO_POD_USE).shares]
     scope = request.topology_scope
@@ -309,7 +305,7 @@ def _candidates(
 
 
 def _enough(container: GpuRequest, request: PodRequest, devices: Sequence[MirroredDevice]) -> int:
-    """Return how many fitting devices to collect: all where the topology decides."""
+    """Where the topology decides, all fitting devices are collected."""
     if container.gpus > 1 and topology_matters(container, request, devices):
         return len(devices)
     return container.gpus
@@ -318,7 +314,7 @@ def _enough(container: GpuRequest, request: PodRequest, devices: Sequence[Mirror
 def _best_together(
     container: GpuRequest, request: PodRequest, fitting: list[DevicePick]
 ) -> list[DevicePick] | None:
-    """Choose the best linked of the devices, which are in order of trying."""
+    """`fitting` is in order of trying."""
     wanted = container.gpus
     if len(fitting) < wanted:
         return None
@@ -365,7 +361,6 @@ AllocationWeights = tuple[int, int, int]
 def ordered_devices(
     request: PodRequest, devices: Sequence[MirroredDevice], pod_uses: PodDeviceUses
 ) -> Sequence[MirroredDevice]:
-    """Sort devices, given by ascending index, into the order of trying."""
     order = request.device_order
     if order is DeviceOrder.LAST:
         return devices[::-1]
@@ -392,7 +387,6 @@ _KEYS_WITHOUT_POD_USE: Mapping[DeviceOrder, Callable[[MirroredDevice], int]] = {
 
 
 def _allocated(device: MirroredDevice, pod_use: PodDeviceUse, weights: AllocationWeights) -> int:
-    """Return the weighted use of a device in millionths."""
     slots, cores, memory = weights
     return (
         slots * 1_000_000 * (device.shares + pod_use.shares) // max(device.slots, 1)
@@ -441,10 +435,9 @@ def topology_matters(
 def best_linked_set(
     request: PodRequest, devices: Sequence[MirroredDevice], wanted: int
 ) -> Positions | None:
-    """Return which `wanted` of the devices are linked best, or None if no set is within the scope.
+    """Return which `wanted` devices are linked best, or None if no set is within the scope.
 
-    A set scores the sum of HAMi's pair scores. Then the pairs on one NUMA node decide, then the
-    order.
+    HAMi's pair scores decide, then the pairs on one NUMA node, then the order.
     """
     best: tuple[int, Positions] | None = None
     for group in _groups(request.topology_scope, devices):
@@ -513,7 +506,7 @@ def _set_score(scores: PairScores, positions: Positions) -> int:
 
 
 def _best_grown(scores: PairScores, wanted: int) -> tuple[int, Positions]:
-    """Grow a set from every device by the device that is linked best to it."""
+    """Grow a set from every device by the best linked one."""
     best: tuple[int, Positions] = (-1, ())
     for seed in range(len(scores)):
         positions = [seed]

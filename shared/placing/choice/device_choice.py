@@ -65,7 +65,7 @@ def is_selective(selection: DeviceSelection) -> bool:
 
 
 def device_excluded(selection: DeviceSelection, device: Device) -> Denial | None:
-    """Return why the pod excludes the device. A UUID both allowed and denied is denied."""
+    """A UUID both allowed and denied is denied."""
     if not is_selective(selection):
         return None
     if selection.mode is not None and device.mode.value != selection.mode:
@@ -105,9 +105,9 @@ DeviceChooser = Callable[[MirroredNode], list[DevicePick] | None]
 
 
 def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
-    """Return a device for every share of the pod, or None if the node has too little.
+    """Return a device for every share of the pod, or None.
 
-    Shares of one container are on different devices; shares of two containers may be on one.
+    Shares of one container are on different devices; shares of two may be on one.
     """
     if not request.containers:
         return []
@@ -145,7 +145,7 @@ def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
 
 
 def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
-    """Return the CPUs that a pod takes by `numa_cpus_name`.
+    """Return CPUs by `numa_cpus_name`.
 
     The kubelet may choose any NUMA node of a container's devices, so its CPUs are taken on
     each.
@@ -162,7 +162,7 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
 
 
 def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
-    """Return why the kubelet would reject the pod for the CPUs beside a device."""
+    """The kubelet rejects a pod for too few CPUs beside a device."""
     wanted = max([container.exclusive_cpus for container in request.containers])
     free = _free_cpus(device)
     if not wanted or wanted <= free:
@@ -172,7 +172,6 @@ def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
 
 
 def _free_cpus(device: MirroredDevice) -> int:
-    """UNCOUNTED if the CPUs of the device's NUMA node are not counted."""
     numa = device.device.numa
     if numa is None:
         return UNCOUNTED
@@ -180,7 +179,7 @@ def _free_cpus(device: MirroredDevice) -> int:
 
 
 def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Sequence[MirroredDevice]:
-    """Among equal devices, put those first that leave the fewest CPUs beside them."""
+    """Of equal devices, those with the fewest CPUs beside them come first."""
     wanted = peak(
         [(container.exclusive_cpus, container.init) for container in request.containers], 0
     )
@@ -194,7 +193,6 @@ def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Seque
 
 
 def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
-    """Return the pod's devices on a node, or None. No index is used, so the node may be a copy."""
     if check_all(request, node.facts, node.free_resources, node.serving) is not None:
         return None
     return choose_devices(request, node)
@@ -213,7 +211,6 @@ def allowed_devices(selection: DeviceSelection, node: MirroredNode) -> Sequence[
 
 
 def device_chooser(request: PodRequest) -> DeviceChooser:
-    """Return `choose_devices` for one request, faster for the most common requests."""
     if is_simple(request):
         return _simple_device_chooser(request)
     return lambda node: choose_devices(request, node)
@@ -262,7 +259,6 @@ _SIMPLE_ORDERS: Mapping[
 
 
 def is_simple(request: PodRequest) -> bool:
-    """Return whether free units of memory, free cores and a slot decide about allowed devices."""
     return (
         len(request.containers) == 1
         and request.device_order in _SIMPLE_ORDERS
@@ -285,7 +281,7 @@ def _has_simple_amounts(container: GpuRequest) -> bool:
 
 
 def device_key(request: PodRequest) -> Hashable:
-    """Return a key that is equal for requests that fit the same devices."""
+    """Requests that fit the same devices have equal keys."""
     return (
         request.containers,
         request.same_device,
@@ -309,7 +305,6 @@ _WHOLE_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.REPLICAS)
 
 
 def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
-    """Return the modes that the pod accepts, in the order of trying."""
     if any(container.replica_only for container in request.containers):
         return _REPLICAS_ONLY
     if allows_replicas(request):

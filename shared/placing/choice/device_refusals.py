@@ -78,7 +78,6 @@ DeviceRefusals = Mapping[MirroredDevice, Denial]
 def explain_no_devices(
     request: PodRequest, node: MirroredNode, refusals: DeviceRefusals | None = None
 ) -> NodeFilterFailure:
-    """Return the check that leaves fewer devices than the pod needs."""
     request = with_numa_scope(request, node)
     if not node.devices:
         return NodeFilterFailure("NoGpus", NODE_TEXTS["NoGpus"])
@@ -102,7 +101,6 @@ def explain_no_devices(
 
 
 def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, Denial]:
-    """Return why devices of a node that does not fit do not fit the first container in want."""
     request = with_numa_scope(request, node)
     refusals = _exclusions(request, node)
     allowed = [device for device in node.devices if device not in refusals]
@@ -146,7 +144,6 @@ def _refusals_together(
 def _first_unserved(
     request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
 ) -> tuple[GpuRequest, PodDeviceUses] | None:
-    """Return the first container that gets no device, and what those before it use."""
     pod_uses: dict[MirroredDevice, PodDeviceUse] = {}
     for container in request.containers:
         chosen = CONTAINER_CHOOSERS[mode](container, request, devices, pod_uses)

@@ -1,8 +1,8 @@
 """The cost of a placement: idle GPU that typical pods can use before it and not after; pure.
 
-The mix of pods is learned from those that arrived. What they can use of a node is a sum: the idle
-GPU of devices that a random pod could use, and the GPU that each kind uses on the node filled with
-it. The first sees devices too small for most pods, the second what lack of cpu and memory wastes.
+What they can use of a node is a sum: the idle GPU of devices that a random pod could use, and the
+GPU that each kind uses on the node filled with it. The first sees devices too small for most pods,
+the second what lack of cpu and memory wastes.
 """
 
 from array import array
@@ -29,10 +29,9 @@ HALF_LIFE = 8192
 GROWTH = 2 ** (1 / HALF_LIFE)
 RESCALE_ABOVE = 1e9
 MOST_KINDS = 1024
-"""The rarest beyond these are dropped."""
 TYPICAL_PART = 0.95
 TYPICAL_KINDS = 64
-"""The most frequent kinds are typical, up to so many and to that part of all pods."""
+"""Of the most frequent kinds, up to so many and to that part of all pods."""
 FIRST_REFRESH = 16
 REFRESH_EVERY = 512
 """Typical kinds are chosen when the number of pods has doubled, and after so many."""
@@ -55,7 +54,7 @@ class PodKind(NamedTuple):
     selection: DeviceSelection
 
     def part_of(self, device: Device) -> int:
-        """Return the thousandths of a device that a share takes; 1000 or more is all."""
+        """1000 or more is all of the device."""
         cores = 10 * self.cores_percent
         if self.memory_percent:
             return max(10 * self.memory_percent, cores)
@@ -69,7 +68,7 @@ class TypicalKind(NamedTuple):
 
 
 class Workload:
-    """Decayed counts of the kinds of pods; `version` rises when the typical kinds change."""
+    """`version` rises when the typical kinds change."""
 
     def __init__(self) -> None:
         self.typical: tuple[TypicalKind, ...] = ()
@@ -180,8 +179,6 @@ class _WeighedKind(NamedTuple):
 
 
 class UsableGpu:
-    """The valuation of nodes with devices of one model by the typical kinds."""
-
     def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
         requests = [_PartRequest.of(kind, device) for kind in typical]
         total = sum(map(attrgetter("weight"), requests)) or 1.0
@@ -203,7 +200,6 @@ class UsableGpu:
         self._values: dict[tuple[int, int, FreeParts], float] = {}
 
     def value(self, cpu: int, memory: int, free: FreeParts) -> float:
-        """Return the thousandths of a GPU that typical pods can use."""
         key = (cpu, memory, free)
         value = self._values.get(key)
         if value is None:
@@ -270,7 +266,6 @@ class NodeValue:
 
 
 GPU_IDLE_PART = 1 / 8
-"""The part of its power limit that a GPU without leases draws."""
 PACKAGE_CPU = 32_000
 PACKAGE_WATTS = 105
 """A CPU package of so many thousandths draws so many watts more once one is requested."""
@@ -302,8 +297,7 @@ class Fragmentation:
     def cost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
         """Return the thousandths of a GPU that typical pods can use before and not after.
 
-        What the pod itself uses counts, as it is the same on all nodes; so do added watts,
-        for the policy power.
+        For the policy power, added watts count, too.
         """
         if request.node_order is not NodeOrder.POWER:
             return self._lost(request, node, picks)

@@ -1,4 +1,4 @@
-"""The decision that no node fits a request, and its explanation; pure."""
+"""Why no node fits a request, as data; pure."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
 NearNode = tuple[str, MirroredNode, int]
-"""Why a node is excluded, the node, and its number of changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Explanation:
     position: int
     inventory_position: int
     possible: NodeSet
-    """Nodes that would fit if they were empty, as of `inventory_position`."""
+    """As of `inventory_position`."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
     advice: Advice
     refusal: Refusal
@@ -27,11 +26,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class NoFit:
-    """The reasons why no node fits, as data; `refusal.refusals.explain` puts them into words."""
+    """`refusal.refusals.explain` puts it into words."""
 
     key: Hashable
     position: int
     excluded: Excluded
-    """Nodes by the reason that excludes them; empty if `last` explains this decision."""
+    """Nodes by reason; empty if `last` explains this decision."""
     last: Explanation | None = None
-    """The last explanation of an equal request, perhaps of an earlier position."""
+    """Of an equal request, perhaps of an earlier position."""

@@ -1,4 +1,4 @@
-"""For each kind of request, nodes sorted by how well they fit, kept up to date; pure."""
+"""Nodes for each kind of request, sorted by how well they fit; pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -69,8 +69,6 @@ _Key = tuple[Namespace, tuple[tuple[str, str], ...]]
 
 
 class AntiAffinityIndex:
-    """Counts nodes by domain, so that pods are never scanned."""
-
     def __init__(self, mirror: ClusterMirror) -> None:
         self._mirror = mirror
         self._changes = ChangeReader(mirror.inventory_changes)
@@ -95,7 +93,6 @@ class AntiAffinityIndex:
         return with_repelled(request, repelled)
 
     def add_tentative(self, pod: PodUid, terms: Iterable[AntiAffinityTerm], node: NodeName) -> None:
-        """Count anti-affinity of a pod whose place the ledger has not granted yet."""
         mirrored = self._mirror.nodes.get(node)
         if mirrored is None:
             return
@@ -132,12 +129,10 @@ class AntiAffinityIndex:
 
 
 EXACT_CORES_USES = 256
-"""After cores decided, so many requests of the kind use ranks that count cores."""
+"""So many requests count cores after cores decided once."""
 
 
 class NodeIndex:
-    """Ranked nodes by kind of request, and the sets of nodes that fit requests exactly."""
-
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
         self.eligibility = NodeEligibility(mirror)
@@ -164,7 +159,6 @@ class NodeIndex:
         self._exact_uses_left: dict[RequestKind, int] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
-        """Return a pod's request with where other pods let it run now."""
         return self.pod_counts.restricted(self.repelled_pods.restricted(event, request))
 
     def plan(self, request: PodRequest) -> RequestPlan:
@@ -173,7 +167,7 @@ class NodeIndex:
         return plan or store(self._plans, key, RequestPlan(request), CACHED_PLANS)
 
     def likely_nodes(self, planned: PlannedKind) -> RankedNodes:
-        """Return nodes that probably fit: cores are left out unless they decided lately.
+        """Leave out cores, unless they decided lately.
 
         So the number of kinds does not grow with the number of percentages.
         """
@@ -185,7 +179,6 @@ class NodeIndex:
         return self.ranked_nodes(planned.likely)
 
     def exact_nodes(self, kind: RequestKind) -> RankedNodes:
-        """Return nodes ranked with cores counted, and count cores for the next requests too."""
         store(self._exact_uses_left, kind, EXACT_CORES_USES, CACHED_KINDS)
         return self.ranked_nodes(kind)
 
@@ -198,10 +191,7 @@ class NodeIndex:
         return ranked_nodes
 
     def fitting_nodes(self, request: PodRequest) -> NodeSet | NoFit:
-        """Return all nodes that fit a request, or the decision that none does.
-
-        Nothing is decided anew for a request that is explained at the mirror's position.
-        """
+        """Nothing is decided anew for a request that is explained at the mirror's position."""
         key = placement_key(request)
         position = self.mirror.changes.end
         last = self.explanations.get(key)
@@ -211,7 +201,7 @@ class NodeIndex:
         return fitting or NoFit(key, position, excluded, last)
 
     def without_claims(self, node: MirroredNode, until: float) -> MirroredNode:
-        """Return a copy of a node without claims for starts at `until` or later."""
+        """Leave out claims for starts at `until` or later, on a copy."""
         claimed = tuple([d.index for d in node.devices if d.ledger_use.claimed_until >= until])
         key = node, node.changes, claimed
         copy = self.unclaimed_copies.get(key)
@@ -219,7 +209,7 @@ class NodeIndex:
 
 
 def placement_key(request: PodRequest) -> Hashable:
-    """Return a key that is equal for requests that fit the same places."""
+    """Requests that fit the same places have equal keys."""
     return (
         device_key(request),
         request.triggers,

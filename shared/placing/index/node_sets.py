@@ -1,9 +1,8 @@
-"""The nodes that fit a request, and why the others do not, for all nodes at once; pure.
+"""Which nodes fit a request, and why others do not, for all nodes at once; pure.
 
 A request passes stages: requirements on the node, served resources, ordinary resources, devices.
-Each stage is a set of nodes that all requests share. A node is counted at the first stage that
-excludes it; a stage of devices excludes it if it leaves fewer devices than the pod needs. The
-result is that of `device_refusal`, which looks at each node.
+Each is a set of nodes that requests share. A node counts at the first stage that excludes it; one
+of devices excludes it if it leaves fewer devices than needed. `device_refusal` defines the result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +46,6 @@ Amount = Callable[[MirroredNode], int]
 
 
 def is_plain(node: MirroredNode) -> int:
-    """Return 1 if free memory, cores and slots decide about the node's devices, else 0."""
     return int(
         not (
             node.has_divided
@@ -77,10 +75,7 @@ def count_of_devices(*, slotted: bool) -> Amount:
 def units_free_at_once(
     gpus: int, slotted: bool, cores: int, unclaimed: bool, spare: bool
 ) -> Amount:
-    """Return the units that `gpus` devices with a slot and cores have free at once.
-
-    `spare` requires that shares have not reserved all cores.
-    """
+    """`spare` requires that shares have not reserved all cores."""
     most_cores = 100 - cores
 
     def units_of(node: MirroredNode) -> int:
@@ -202,8 +197,6 @@ _Cached = TypeVar("_Cached")
 
 
 class NodeSets:
-    """Sets of nodes by what requests need of them; the least recently used are dropped."""
-
     def __init__(self, mirror: ClusterMirror, eligibility: NodeEligibility) -> None:
         self.mirror = mirror
         self.eligibility = eligibility
@@ -255,7 +248,6 @@ class NodeSets:
         )
 
     def by_preference(self, requirements: NodeRequirements, nodes: NodeSet) -> Iterator[NodeSet]:
-        """Yield the nodes that the pod prefers most, then those that it prefers next."""
         if not self.eligibility.has_preferences(requirements):
             yield nodes
             return
@@ -320,7 +312,7 @@ class NodeSets:
     def kinds_of_hardware(
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
     ) -> Sequence[tuple[MirroredNode, NodeSet]]:
-        """Divide nodes with enough to allocate by hardware; return an example of each kind, too."""
+        """Return an example of each kind, too."""
         nodes = self.positions.all
         changes = self.mirror.inventory_changes
         for name, amount in resources.items():
@@ -379,7 +371,6 @@ class NodeSets:
         return left
 
     def _in_domains(self, domains: NodeDomains, nodes: NodeSet) -> NodeSet:
-        """Return those of the nodes that a rule of the pod admits."""
         by_label = self.by_labels((domains.key,))
         if domains.values is None:
             return nodes ^ by_label.among(nodes, (None,))
@@ -389,7 +380,7 @@ class NodeSets:
     def _split_by_devices(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes whose devices fit, and those that `_split_by_device_stages` explains.
+        """Return the nodes that fit, and those that `_split_by_device_stages` explains.
 
         Nodes that no column describes are checked one by one.
         """
@@ -419,7 +410,7 @@ class NodeSets:
     def _split_by_selection(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return nodes of which the pod allows all devices, and those of which it allows some."""
+        """Return nodes of which all devices are allowed, and those of which some are."""
         selection = request.selection
         if not is_selective(selection):
             return left, 0
@@ -441,10 +432,7 @@ class NodeSets:
     def _split_by_device_stages(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> None:
-        """Divide nodes that do not fit by the stage that leaves fewer devices than needed.
-
-        Nodes that pass a stage pass those before it, so most skip the first four.
-        """
+        """Nodes that pass a stage pass those before it, so most skip the first four."""
         if not left:
             return
         [container] = request.containers
@@ -478,7 +466,6 @@ class NodeSets:
     def _split_by_number_of_devices(
         self, gpus: int, slotted: bool, left: NodeSet, excluded: Excluded
     ) -> None:
-        """Divide nodes without enough free memory by the last of these stages that they pass."""
         code = "InsufficientGpuMemory"
         stages: Iterable[tuple[Hashable, Amount, int, str]] = (
             (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
@@ -497,7 +484,6 @@ class NodeSets:
     def _column(
         self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
     ) -> ThresholdColumn:
-        """Return a column that follows these changes, or else all."""
         column = self._columns.pop(key, None)
         if column is None:
             column = ThresholdColumn(self.positions, amount_of, changes or self.mirror.changes)
@@ -536,10 +522,9 @@ def _with_devices(
     units: int,
     column: Callable[[int, int], ThresholdColumn],
 ) -> NodeSet:
-    """Return those of the nodes with the units free on so many devices that have the cores.
+    """Look for one device with cores rounded down first.
 
-    One device with cores rounded down comes first: if no node has it, as for most pods that fit
-    nowhere, other requests share that answer.
+    If no node has it, as for most pods that fit nowhere, other requests share that answer.
     """
     rounded = cores - cores % CORES_STEP or min(cores, 1)
     for least in dict.fromkeys(((1, rounded), (gpus, cores))):

@@ -1,4 +1,4 @@
-"""Selected pods by domain, kept incrementally, and where rules let a pod run; pure."""
+"""Pods selected by rules, counted by domain; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -22,14 +22,11 @@ from shared.placing.node_filters import check_node_selector, has_untolerated_tai
 
 CACHED_COUNTS = 256
 HIGHEST_SCORE = 100
-"""The highest score of a kind of preference, as in kube-scheduler."""
 
 Includes = Callable[[NodeFacts], bool]
 
 
 class DomainCounts:
-    """How many selected pods each value of a label has, on the nodes that count."""
-
     def __init__(
         self, mirror: ClusterMirror, counted_as: str, key: str, includes: Includes | None = None
     ) -> None:
@@ -78,10 +75,7 @@ class DomainCounts:
 
 
 class PodCounts:
-    """Turns rules about other pods into the domains where a pod may run now.
-
-    Pods count from their reservation on, and from this placer's choice on.
-    """
+    """Pods count from their reservation on, and from this placer's choice on."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self._mirror = mirror
@@ -105,7 +99,6 @@ class PodCounts:
         return structs.replace(request, node_requirements=decided)
 
     def changed_at(self, counted: Collection[str]) -> int:
-        """Return where the mirror's changes ended when one of these counts last changed."""
         last = 0
         for counts in self._counts.values():
             if counts.counted_as in counted:
@@ -174,7 +167,6 @@ class PodCounts:
     def _spread_counts(
         self, rule: SpreadRule, keys: frozenset[str], requirements: NodeRequirements
     ) -> DomainCounts:
-        """Count on the nodes that have all these labels and that the rule's policies admit."""
         of_affinity = (requirements.selector, requirements.required) if rule.honors_affinity else ()
         tolerations = requirements.tolerations
 
@@ -195,7 +187,7 @@ class PodCounts:
         return self._count(cache_key, rule.counted_as, rule.key, includes)
 
     def _preferences(self, rules: Iterable[PreferenceRule]) -> Iterable[DomainScores]:
-        """Add weights, once for each selected pod, and scale them to a range of 100.
+        """Scale sums of weights to a range of 100.
 
         A domain without an entry has 0.
         """

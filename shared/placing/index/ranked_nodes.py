@@ -42,7 +42,7 @@ free.
 
 
 class RequestKind(NamedTuple):
-    """What requests have in common that share ranked nodes; a filter that is never too strict."""
+    """A filter that is never too strict."""
 
     measure: str
     gpus: int
@@ -59,11 +59,7 @@ class RequestKind(NamedTuple):
 def request_kind(
     request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE
 ) -> tuple[RequestKind, int]:
-    """Return the kind of a request for devices of one mode, and the headroom that it needs.
-
-    The most demanding container stands for all; the exact choice decides whether others fit
-    beside it.
-    """
+    """The most demanding container stands for all; the exact choice decides about the others."""
     packs = request.node_order is not NodeOrder.SPREAD
     containers = request.containers
     if not containers:
@@ -127,20 +123,18 @@ def _free_mib(device: MirroredDevice) -> int:
 
 
 def _free_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage whose share, rounded down to units, is free."""
+    """Shares are rounded down to units."""
     units = device.total_mib // device.unit_mib
     free = device.free_units
     return 100 if free >= units else (100 * (free + 1) - 1) // units
 
 
 def _instance_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage of the device's memory for which an instance is free."""
     units = device.total_mib // device.unit_mib
     return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
 
 
 def _free_of(kind: RequestKind) -> Amount:
-    """Return the function that measures what a device has free for a kind."""
     amounts: Mapping[tuple[str, bool], Amount] = {
         (UNITS, False): lambda device: device.free_units,
         (MIBS, False): _free_mib,
@@ -241,9 +235,8 @@ TIE_SHARE: Final = 16
 BEST_GROUPS: Final = 8
 UNCONTESTED_NODES: Final = 4
 RECENT_CHANGES: Final = 64
-"""Others have just used a node if they changed it within so many changes of the ledger."""
+"""Changes of the ledger for which a node counts as just used."""
 SEARCHED_NODES: Final = 256
-"""The best so many nodes are searched for some that others have not just used."""
 CANDIDATES: Final = 3
 LAST_RANK: Rank = 1 << 62
 
@@ -351,9 +344,9 @@ class RankedNodes:
     def best_nodes(
         self, need: int, accepts: Callable[[MirroredNode], bool] | None = None
     ) -> BestNodes:
-        """Return the best nodes with the headroom: at least one, if any exists.
+        """Return at least one node with the headroom, if any exists.
 
-        With `accepts`, these are the best that it accepts, of each rank up to `TIE_NODES`.
+        With `accepts`, up to `TIE_NODES` of each rank count.
         """
         groups = self.groups
         if accepts is not None:
@@ -366,7 +359,6 @@ class RankedNodes:
         return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
 
     def random_best(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
-        """Return a random node of those that tie for the first choice, or None if none fits."""
         ranks = self.ranks
         packs = self.packs
         at = self._start(need)
@@ -394,7 +386,6 @@ class RankedNodes:
         accepts: Callable[[MirroredNode], bool],
         groups: dict[Rank, list[MirroredNode]],
     ) -> Iterator[Rank]:
-        """Yield the ranks of accepted nodes, best first, and add these to the groups."""
         for rank in self.ranks_with_headroom(need):
             nodes = list(islice(filter(accepts, self.groups[rank]), TIE_NODES))
             if nodes:
@@ -410,7 +401,7 @@ class RankedNodes:
         return self._best(nsmallest(BEST_GROUPS, groups), groups)
 
     def _best(self, ranks: Iterable[Rank], groups: Mapping[Rank, list[MirroredNode]]) -> BestNodes:
-        """Return groups in order of rank, and how many of their nodes tie.
+        """Return groups in order of rank, and how many nodes tie.
 
         BINPACK uses no idle node while a used one fits; SPREAD stays within a level of
         fullness.
@@ -441,7 +432,7 @@ class RankedNodes:
         return best
 
     def rank_of(self, node: MirroredNode) -> Rank:
-        """Return the rank of a node, where a node without one comes last."""
+        """A node without a rank comes last."""
         rank = self._rank(node)
         return LAST_RANK if rank == NO_RANK else rank
 
@@ -454,11 +445,10 @@ class RankedNodes:
             yield from self.groups[rank]
 
     def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> Iterator[MirroredNode]:
-        """Yield the best nodes with the headroom that others have not just used, for BINPACK.
+        """Yield the best nodes for BINPACK that others have not just used.
 
-        Up to `UNCONTESTED_NODES` used ones come first in random order, then as many idle
-        ones. They stay the same until the ledger changes, so that batches of different
-        placers use different nodes.
+        First come used ones in random order, then as many idle ones. They stay the same
+        until the ledger changes, so that batches of different placers use different nodes.
         """
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes
@@ -496,7 +486,6 @@ class RankedNodes:
     def random_nodes(
         self, need: int, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
-        """Yield nodes of random ranks with the headroom, some perhaps twice."""
         start = self._start(need)
         ranks = self.ranks
         groups = self.groups
@@ -512,5 +501,5 @@ class RankedNodes:
 
 
 def _level(rank: Rank, *, packs: bool) -> int:
-    """Return what nodes that tie share: 1 if idle, else 0, for BINPACK; the fullness for SPREAD."""
+    """For BINPACK 1 if idle, else 0; for SPREAD the fullness."""
     return rank & MAX_FULLNESS == MAX_FULLNESS if packs else rank >> HEADROOM_BITS

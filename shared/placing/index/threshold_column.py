@@ -1,6 +1,6 @@
-"""An amount of every node, and the nodes that have a requested amount; pure.
+"""The nodes that have a requested amount; pure.
 
-Sets of nodes are integers with one bit per node: thousands of nodes are combined in microseconds.
+Sets of nodes are integers with one bit per node: thousands are combined in microseconds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,22 +13,21 @@ from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 256
 RARE = 8
-"""If fewer than one in so many nodes have to be compared, only those are."""
+"""Above one in so many nodes, all are compared."""
 SPARSE = 16
-"""If fewer than one in so many nodes are in a set, each is searched for."""
+"""Above one in so many nodes, a set is not searched bit by bit."""
 FIRST_POSITIONS = (1 << 256) - 1
-"""A set is not searched further where these are enough."""
 ABSENT = -(1 << 62)
 
 NodeSet = int
-"""A bit for each node, at its position."""
+"""A bit for each node."""
 
 _AS_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 _AS_DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 
 class NodePositions:
-    """The position of each node in the sets; that of a removed node is used again."""
+    """The position of a removed node is used again."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
@@ -65,10 +64,7 @@ class NodePositions:
 
 
 class ThresholdColumn:
-    """An amount of each node, and the nodes with at least each requested amount.
-
-    Sets may contain positions that no node has any more.
-    """
+    """Sets may contain positions that no node has any more."""
 
     def __init__(
         self,
@@ -76,7 +72,6 @@ class ThresholdColumn:
         amount_of: Callable[[MirroredNode], int],
         changes: ChangeLog,
     ) -> None:
-        """`changes` are those that may change the amount."""
         self.amount_of = amount_of
         self._positions = positions
         self._changes = ChangeReader(changes)
@@ -96,7 +91,7 @@ class ThresholdColumn:
         return above if above == below else self._derive(threshold, below, above)
 
     def _derive(self, threshold: int, below: NodeSet, above: NodeSet) -> NodeSet:
-        """Return and store the set between those of the next lower and higher threshold."""
+        """`below` and `above` are the sets of the next lower and higher threshold."""
         met, amounts = self._compare(below ^ above, threshold)
         met_nodes = above | met
         # Stored for the end of all thresholds that have the same set as a known one.
@@ -114,7 +109,7 @@ class ThresholdColumn:
         return met_nodes
 
     def _compare(self, nodes: NodeSet, threshold: int) -> tuple[NodeSet, list[int]]:
-        """Return those of the nodes that have `threshold` or more, and the amounts compared."""
+        """Return the amounts compared, too."""
         amounts = self.amounts
         count = nodes.bit_count()
         if count * RARE > len(amounts):
@@ -166,7 +161,7 @@ Value = TypeVar("Value")
 
 
 def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
-    """Add a value to a cache that drops its oldest beyond the limit, and return it."""
+    """The oldest is dropped beyond the limit."""
     if len(cache) >= limit:
         del cache[next(iter(cache))]
     cache[key] = value

@@ -1,1 +1,1 @@
-"""A service's copy of nodes and devices, and what is used of them."""
+"""A service's copy of nodes and devices."""

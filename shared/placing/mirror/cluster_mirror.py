@@ -1,8 +1,7 @@
-"""The placer's mirror of the cluster: nodes, devices and what is used of them; pure.
+"""The placer's mirror of nodes, devices and what is used of them; pure.
 
-The ledger's totals are absolute, so repeated changes do no harm. On top, the mirror counts
-tentative reservations: choices of this placer that the totals may not contain yet. One is dropped
-once a device's totals reach the fence of its lease.
+The ledger's totals are absolute, so repeated changes do no harm. On top, choices of this placer
+count tentatively until a device's totals reach the fence of the lease.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +46,7 @@ class ChangeReader:
         self._position = -1
 
     def read(self) -> Sequence[MirroredNode] | None:
-        """Return the changes since the last call, or None if any node may have changed."""
+        """Return None if any node may have changed."""
         position = self._position
         end = self._log.end
         if position == end:
@@ -57,8 +56,6 @@ class ChangeReader:
 
 
 class ClusterMirror:
-    """All nodes by name, and logs of changed ones for the indexes to follow."""
-
     def __init__(self) -> None:
         self.nodes: dict[NodeName, MirroredNode] = {}
         self.changes = ChangeLog()
@@ -80,7 +77,7 @@ class ClusterMirror:
         self._reservations: dict[PodUid, TentativeReservation] = {}
 
     def reset(self, nodes: Iterable[LedgerNode]) -> None:
-        """Drop everything, tentative reservations too, and start from a snapshot."""
+        """Tentative reservations are dropped, too."""
         for pod in list(self._reservations):
             self.drop(pod)
         snapshot = list(nodes)
@@ -92,7 +89,7 @@ class ClusterMirror:
             self.put_node(node)
 
     def apply(self, changes: Iterable[LedgerChange]) -> None:
-        """Apply changes of the ledger in order; of repeated totals only the last."""
+        """Of repeated totals, only the last are applied."""
         devices: dict[DeviceUuid, DeviceUse] = {}
         used: dict[NodeName, NodeUse] = {}
         for change in changes:
@@ -120,7 +117,7 @@ class ClusterMirror:
             self.update_node_use(name, node_use.used, node_use.version)
 
     def largest_device(self) -> tuple[int, int]:
-        """Return the most MiB, and the most units, that any device has."""
+        """In MiB and in units."""
         if self._largest_as_of != self.inventory_changes.end:
             devices = self._devices.values()
             mib = max((device.total_mib for device in devices), default=0)
@@ -168,7 +165,7 @@ class ClusterMirror:
         self.inventory_changes.add(node)
 
     def update_device_use(self, uuid: DeviceUuid, use: DeviceUse) -> None:
-        """Ignore an unknown device, which comes with its node later.
+        """An unknown device comes with its node later.
 
         Totals that only confirm a tentative reservation change nothing that indexes see.
         """
@@ -199,7 +196,6 @@ class ClusterMirror:
         resources: dict[str, int],
         groups: tuple[str, ...] = (),
     ) -> None:
-        """Count a choice as used until the ledger has replied."""
         node = self.nodes.get(placement.node)
         if pod in self._reservations:
             self.drop(pod)
@@ -212,18 +208,17 @@ class ClusterMirror:
             self.changes.add(node)
 
     def drop(self, pod: PodUid) -> None:
-        """Remove a reservation that was not granted or that the totals contain already."""
+        """The reservation was not granted, or the totals contain it."""
         reservation = self._reservations.pop(pod, None)
         if reservation is not None:
             reservation.remove()
             self.changes.add(reservation.node)
 
     def is_tentative(self, pod: PodUid) -> bool:
-        """Return whether a choice for the pod counts that the totals may not contain yet."""
+        """The totals may not contain a choice for the pod yet."""
         return pod in self._reservations
 
     def confirm(self, lease: Lease) -> None:
-        """Replace a tentative reservation by its lease, until the totals reach its fences."""
         reservation = self._reservations.get(lease.pod)
         node = self.nodes.get(lease.node)
         confirmed = (

@@ -39,9 +39,9 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool
     anti_affinity_groups: tuple[str, ...]
     layout: str
-    """The MIG layout that it pins, or ""."""
+    """"" if it pins none."""
     positions: int
-    """Bits: taken positions of the layout."""
+    """As bits."""
 
 
 class TentativeDeviceUse:
@@ -69,7 +69,6 @@ class TentativeDeviceUse:
 def tentative_uses(
     shares: Sequence[Share], groups: tuple[str, ...]
 ) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
-    """Return what a pod's shares take of each device."""
     if len(shares) == 1 or len({share.device for share in shares}) == len(shares):
         return [(share.device, _use_of_share(share, groups)) for share in shares]
     return _summed_uses(shares, groups)
@@ -125,8 +124,6 @@ NEVER = -(1 << 62)
 
 
 class MirroredDevice:
-    """A device: the ledger's totals, tentative uses on top, and the sum of both."""
-
     __slots__ = (
         "accepts_shares",
         "anti_affinity_groups",
@@ -212,7 +209,7 @@ class MirroredDevice:
         return before != self._sums()
 
     def has_pending_use(self) -> bool:
-        """Return whether the ledger has not replied yet to a reservation on the device."""
+        """The ledger has not replied yet."""
         return any(use.fence == 0 for use in self.tentative_uses)
 
     def counts(self, use: TentativeDeviceUse) -> bool:
@@ -273,7 +270,6 @@ class MirroredDevice:
             self.node.restrict_isolation()
 
     def _is_restricted(self) -> bool:
-        """Return whether some shares without a demand are refused."""
         device = self.device
         if device.isolation is not Isolation.SHARED:
             return True
@@ -493,7 +489,7 @@ class MirroredNode:
 
 
 def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
-    """Return a node without pods, with all devices healthy if wanted; no index knows the copy."""
+    """No index knows the copy."""
     copy = MirroredNode(node.name)
     devices = list[MirroredDevice]()
     copy.facts = node.facts
@@ -511,7 +507,6 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
 
 
 def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
-    """Return a node without claims for starts at `until` or later."""
     copy = idle_copy(node, healthy=False)
     copy.free_resources = node.free_resources
     for device, copied in zip(node.devices, copy.devices, strict=True):
@@ -521,8 +516,6 @@ def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
 
 
 class TentativeReservation:
-    """The use of one placement until the ledger's totals contain it."""
-
     __slots__ = ("node", "resources", "uses")
 
     def __init__(
@@ -556,7 +549,7 @@ class TentativeReservation:
         return reservation
 
     def confirm(self, lease: Lease) -> bool:
-        """Set the fences of the lease; return False, with nothing set, if its devices differ."""
+        """Return False, with nothing set, if the devices differ."""
         fences = {share.device: share.fence for share in lease.shares}
         if {device.uuid for device, _ in self.uses} != fences.keys():
             return False

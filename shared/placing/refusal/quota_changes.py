@@ -1,7 +1,6 @@
-"""The least to change in a pod so that its namespace's quota allows it; pure.
+"""The least change of a pod with which its namespace's quota allows it; pure.
 
-Every change is tried: parsed again, placed, and counted as the ledger counts. The quota may refuse
-the result only by another measure, or because other pods have started meanwhile.
+Every change is tried: parsed again, placed, and counted as the ledger counts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,26 +42,22 @@ from shared.placing.refusal.changes import (
 from shared.placing.refusal.refusals import COMPARED_NODES, idle
 
 TRIES = 8
-"""Sizes that are tried; a share counts nearly in proportion to its size."""
 CACHED_CHANGES = 1024
 _FITS = Fraction(1)
 Measured = Callable[[PodRequest], Fraction | None]
-"""Returns which part of what a pod would count is allowed, at most 1, or None if nothing fits."""
+"""The allowed part of what a pod counts, at most 1, or None if nothing fits."""
 Where = Callable[[PodRequest, NodeIndex], tuple[MirroredNode, tuple[Share, ...]] | None]
-"""Returns the node and the shares that a pod would get now, or None if no node fits."""
 Shrink = Callable[..., GpuRequest]
-"""Returns a container with so large a `part` of what it requests."""
+"""`part` is of what the container requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The most that one pod may count by a measure."""
-
     measure: str
     most: int
     model: str = ""
     label: str = ""
-    """The node label that names the model, or "" if devices' own names do."""
+    """It names the model, or "" if devices' own names do."""
 
     @classmethod
     def of(cls, excess: QuotaExcess, most: int) -> "Allowance":
@@ -90,11 +85,7 @@ def _amount(charge: QuotaUsage, measure: str) -> int:
 def changes_within(
     request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex, where: Where
 ) -> QuotaChanges:
-    """Return the changes with which a pod counts no more than is allowed, if there are any.
-
-    They hold on nodes of every kind that its requirements allow, or else where it would be
-    placed now.
-    """
+    """The changes hold on nodes of every kind that the pod allows, or else where it is placed."""
     key = placement_key(request), tuple(allowances), index.mirror.inventory_changes.end
     cached = index.quota_changes.get(key)
     if cached is not None:
@@ -122,7 +113,6 @@ def _changed_within(
 
 
 def _idle_kinds(request: PodRequest, index: NodeIndex) -> Iterator[MirroredNode]:
-    """Yield an idle node of each kind of hardware that the pod's requirements allow."""
     index.sets.positions.catch_up()
     kinds = index.sets.kinds_of_hardware(
         request.resources,
@@ -168,7 +158,7 @@ def _allowed_part(
 def changes_elsewhere(
     request: PodRequest, excesses: Iterable[QuotaExcess], index: NodeIndex
 ) -> QuotaChanges:
-    """Return a node that a quota allows, and the fewest changes with which the pod runs there."""
+    """Return the fewest changes with which the pod runs on a node that the quota allows."""
     excesses = tuple(excesses)
     key = placement_key(request), excesses, index.mirror.inventory_changes.end
     cached = index.quota_changes.get(key)
@@ -196,7 +186,6 @@ def _allowed_nodes(excesses: Sequence[QuotaExcess], index: NodeIndex) -> Iterato
 
 
 def _allows(excess: QuotaExcess, node: MirroredNode) -> bool:
-    """Return whether the quota allows all devices of a node, of those that it names."""
     if not excess.names_places:
         return True
     if excess.label:
@@ -218,7 +207,7 @@ class _Trial:
     allowances: Sequence[Allowance]
 
     def within(self, measured: Measured) -> PodRequest | None:
-        """Return the largest request that is allowed, with whole devices if possible."""
+        """Whole devices stay whole if possible."""
         smallest: PodRequest | None = None
         for changed in self._candidates(measured):
             if not is_tiny(changed, self.request, self.node):
@@ -241,7 +230,7 @@ class _Trial:
                     yield read
 
     def _shrinks(self) -> Sequence[Shrink]:
-        """Return ways to request less, those that take least first."""
+        """Those that take least come first."""
         if self._measures == {"memoryMiB"}:
             return (self._with_less_memory,)
         return self._with_less_cores, self._with_less_memory, self._with_less_of_both
@@ -270,7 +259,6 @@ class _Trial:
         return read if read is not None and self._is_usable(read) else None
 
     def _is_usable(self, changed: PodRequest) -> bool:
-        """Return whether a CUDA program starts in each container that has less than before."""
         device = self.node.devices[0]
         pairs = zip(changed.containers, self.request.containers, strict=True)
         return all(
@@ -286,7 +274,7 @@ class _Trial:
         return self._with_less_cores(self._with_less_memory(container, part), part)
 
     def _with_less_cores(self, container: GpuRequest, part: Fraction) -> GpuRequest:
-        """Cores that are not requested count as the part of the memory until it limits them."""
+        """Cores that are not requested count as the part of the memory."""
         if container.whole or part == _FITS:
             return container
         if container.cores_percent:

@@ -1,4 +1,4 @@
-"""Effects of exceeded quotas: where else a pod can run, or why it waits; pure."""
+"""Where a pod can run beside an exceeded quota, or why it waits; pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsew
 Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
-"""In place of a measure: no pod of the namespace may start, as the budget is exhausted."""
+"""In place of a measure: the budget is exhausted."""
 
 RUN_TIME = "runTime"
-"""In place of a measure: the pod may run for longer than the namespace allows."""
+"""In place of a measure: the pod may run for too long."""
 
 PACKED = DeviceOrder.BINPACK
 """Of pods that may use few devices."""
@@ -37,7 +37,7 @@ _MEASURE_NAMES = {
 
 
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
-    """Return the request without what the quota refuses, or None if it refuses everything.
+    """Return None if the quota refuses everything.
 
     Where no more devices may be used, containers share those that the namespace uses, where
     they can.
@@ -81,7 +81,7 @@ def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
 
 
 def _intersect_types(requested: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return parts of names; a model that contains one contains one of each tuple."""
+    """A model that contains a returned part contains one of each tuple."""
     if not requested:
         return allowed
     pairs = [(a, b) for a in requested for b in allowed]
@@ -95,7 +95,7 @@ def _overlap(name: str, other: str) -> bool:
 
 
 class QuotaRefusals:
-    """Refusals by quotas in one batch; pods of a gang share an entry."""
+    """Pods of a gang share an entry."""
 
     def __init__(self) -> None:
         self._excesses: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
@@ -122,7 +122,6 @@ class QuotaRefusals:
         index: NodeIndex,
         where: Where,
     ) -> Result:
-        """Place the pod where its quota allows it, or return a refusal that names the quota."""
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
@@ -146,20 +145,17 @@ def _key(event: PodQueued) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PodOnNodes:
-    """A pod, and the nodes on which changes of it are tried."""
-
     request: PodRequest
     index: NodeIndex
     where: Where
 
     @property
     def gang_size(self) -> int:
-        """How many pods have to be within the quota together."""
+        """So many pods have to be within the quota together."""
         gang = self.request.gang
         return gang.min_member if gang and gang.decided_as_one else 1
 
     def room_within(self, excesses: Iterable[QuotaExcess]) -> QuotaChanges:
-        """Return smaller amounts that run now where the quota allows the pod, if any do."""
         allowed = narrowed(self.request, excesses)
         explanation = self.index.explanations.get(placement_key(allowed)) if allowed else None
         if explanation is None or not explanation.advice.waiting:
@@ -176,7 +172,7 @@ class PodOnNodes:
         places: Sequence[QuotaExcess],
         most: Callable[[QuotaExcess], int],
     ) -> tuple[Change, ...]:
-        """Return the changes with which the pod, or each of its gang, takes its part of `most`."""
+        """The pod, or each of its gang, takes its part of `most`."""
         request = narrowed(self.request, places) or self.request
         if any(excess.measure == "cards" for excess in amounts):
             request = structs.replace(request, device_order=PACKED)
@@ -191,10 +187,10 @@ def over_quota(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Refusal:
-    """Return a refusal with what the quota allows, what is used and what is requested.
+    """`other_refusal` is why the pod does not fit where the quota allows it.
 
-    `other_refusal` is why the pod does not fit where the quota allows it; capacity freed there
-    is offered to it. Without a `pod`, as for claims, the hint changes no manifest.
+    Capacity freed there is offered to it. Without a `pod`, as for claims, the hint changes no
+    manifest.
     """
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
@@ -231,7 +227,6 @@ def quota_hint(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Hint:
-    """Return what the pod's author can do, or else an administrator."""
     excesses = tuple(excesses)
     if too_long := _too_long_run(excesses):
         return _run_time_hint(too_long)
@@ -299,7 +294,7 @@ def _smaller(
     most: Callable[[QuotaExcess], int],
     pod: PodOnNodes | None,
 ) -> Hint:
-    """Return how to request at most so much, without text if nothing so small can be requested."""
+    """Return no text if nothing so small can be requested."""
     if not all(map(most, amounts)):
         return Hint("")
     in_gang = pod is not None and pod.gang_size > 1
@@ -344,12 +339,11 @@ def _run_time_hint(excess: QuotaExcess) -> Hint:
 
 
 def _never_met(excess: QuotaExcess) -> bool:
-    """Return whether the quota refuses the pod, or its gang, even without other leases."""
+    """Return whether the quota refuses the pod, or its gang, even alone."""
     return excess.requested + excess.by_gang > excess.limit
 
 
 def _left(excess: QuotaExcess) -> int:
-    """Return what other pods leave to the pod, or to its gang."""
     return max(0, excess.limit - excess.used + excess.by_gang)
 
 

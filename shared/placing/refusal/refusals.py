@@ -1,4 +1,4 @@
-"""Refusals: reasons counted over all nodes, details of the nearest, and a hint; pure."""
+"""Reasons why no node fits, counted over all nodes, with details and a hint; pure."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +42,6 @@ from shared.placing.refusal.served_words import in_served_words
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 NEAREST = 3
 COMPARED_NODES = 32
-"""Nodes per reason among which the nearest are found."""
 CACHED_REFUSALS = 8192
 CACHED_COPIES = 64
 
@@ -57,7 +56,7 @@ _STAGES = (
     *DomainRule,
     "ExistingAntiAffinity",
 )
-"""Codes of nodes from the farthest from fitting on; those of devices come last."""
+"""The farthest from fitting come first; codes of devices follow."""
 
 NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 
@@ -126,7 +125,6 @@ def _advice(
     blocked: BlockedNodes,
     possible: NodeSet,
 ) -> Advice:
-    """Return what lets the pod run, as tried on the nearest nodes and then on others."""
     if not blocked:
         return Advice(administrator=NO_NODE)
     rule_hint = RULE_HINTS.get(blocked[0][1].code)
@@ -155,7 +153,7 @@ def _advice(
 def _by_other_names(
     request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex
 ) -> Advice | None:
-    """Request the same by resources that one of the nodes serves."""
+    """Request the same by resources that a node serves."""
     for node in nodes:
         translated = in_served_words(request, idle(node, index))
         if translated is not None:
@@ -208,9 +206,9 @@ def _others(
 
 
 def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Advice | None:
-    """Return what lets the pod run on one of the nodes, or None if only an administrator can.
+    """Return None if only an administrator can help.
 
-    The fewest changes come first, and of as many those with which it runs at once.
+    The fewest changes come first, and of as many those with which the pod runs at once.
     """
     eventually = _without_rules(request)
     for node in nodes:
@@ -237,7 +235,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 
 
 def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
-    """Return the extended resources that no node has, but for accelerators."""
+    """Accelerators are left out."""
     others = {
         name for name in request.resources if "/" in name or name.startswith(HUGE_PAGES)
     } - GPU_RESOURCES
@@ -249,7 +247,7 @@ def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
 
 
 def _without_rules(request: PodRequest) -> PodRequest:
-    """Leave out what other pods forbid, which ends with them."""
+    """What other pods forbid ends with them."""
     requirements = request.node_requirements
     if not (requirements.repelled_from or requirements.domains):
         return request
@@ -270,7 +268,7 @@ def _models_of(node: MirroredNode) -> str:
 
 
 def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
-    """Yield nodes at the last stage that excludes any, those with the most free memory first.
+    """Yield nodes at the last stage that excludes any, the freest first.
 
     At each stage, `possible` nodes come first.
     """
@@ -299,7 +297,6 @@ def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterato
 
 
 def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
-    """Return the first reason why the node does not fit, and with those of its devices."""
     failure = check_all(
         request,
         node.facts,
@@ -337,7 +334,6 @@ def _node_verdict(
 
 
 def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
-    """Return the nodes that could fit the pod if they were empty, healthy and untainted."""
     if request.node_requirements.unsupported:
         return 0
     selection = request.selection
@@ -360,7 +356,7 @@ def idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mirr
 
 
 def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex) -> int:
-    """Return the latest time for which devices that fit the pod now are reserved, or 0."""
+    """Return the latest time of a claim on devices that fit, or 0."""
     latest = 0
     for node in nodes:
         for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
@@ -370,7 +366,7 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: N
 
 
 def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
-    """Add the maximum run time that lets the pod use reserved GPUs, rounded down to stay true."""
+    """Advise a maximum run time for reserved GPUs, rounded down to stay true."""
     explanation = index.explanations.get(placement_key(request))
     term = request.term
     until = explanation.advice.reserved_until if explanation else 0
@@ -406,11 +402,10 @@ RULE_HINTS: Mapping[str, str] = {
         "another domain, or make the anti-affinity preferred"
     ),
 }
-"""By code: what lets a pod run that its own rules about other pods exclude."""
+"""For pods that their own rules about other pods exclude."""
 
 
 def _for_label(request: PodRequest, index: NodeIndex) -> str:
-    """Return what helps where no node has the label of the pod's required podAffinity."""
     nodes = index.mirror.nodes.values()
     for domains in request.node_requirements.domains:
         if domains.rule is DomainRule.AFFINITY and not any(
@@ -426,13 +421,13 @@ def _for_label(request: PodRequest, index: NodeIndex) -> str:
 NAMED_FAULTS = 4
 NAMED_CLAIMS = 4
 _SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
-"""Codes of what ends within seconds, or by the pod's author."""
+"""They end within seconds, or by the pod's author."""
 _BY_AUTHOR = frozenset(
     {"GpuEnforcerMissing", "GpuSharingMode", "GpuReplicasOnly", "GpuReplicasTogether"}
 )
-"""Codes whose remedy is the pod's author's."""
+"""The pod's author can mend it."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
-"""Codes of what ends without a change of the pod, or by an administrator's command."""
+"""They end without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
 
 
@@ -450,7 +445,6 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
-    """Name the faults of the devices on the first of the nodes that has any."""
     for node, _ in nearest:
         faults = [
             f"device {device.index}: {device.device.public_fault or 'it is unhealthy'}"
@@ -491,7 +485,7 @@ def _for_claims(request: PodRequest, _: BlockedNodes) -> str:
 
 
 def _for_volumes(text: str) -> Callable[[PodRequest, BlockedNodes], str]:
-    """Return a remedy in which `{claims}` stands for the pod's claims."""
+    """`{claims}` stands for the pod's claims."""
 
     def remedy(request: PodRequest, _: BlockedNodes) -> str:
         names = [claim.name for claim in request.claims]

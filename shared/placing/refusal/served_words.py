@@ -18,13 +18,12 @@ from shared.placing.choice.device_choice import fits
 from shared.placing.mirror.node_mirror import MirroredNode
 
 MOST_MISSING = 3
-"""Resources that are added one by one to those that are translated."""
 
 
 def in_served_words(
     request: PodRequest, node: MirroredNode
 ) -> tuple[PodRequest, tuple[Change, ...]] | None:
-    """Return a request that an idle node fits, and the changes of the pod's resources, or None.
+    """An idle node fits the returned request.
 
     The words of the pod's own system come first.
     """
@@ -71,7 +70,7 @@ def _parsed(
     changes: Sequence[Change],
     dialect: Dialect,
 ) -> PodRequest | tuple[Change, ...]:
-    """Return the request that a dialect parses from changed limits, or what to change for it."""
+    """Return what to change if the dialect cannot parse the limits."""
     containers = []
     for container in written:
         limits = dict(container.limits)
