@@ -123,7 +123,7 @@ class PodRequests:
         self._pods.pop(pod, None)
 
     async def load(self, args: ExtenderBindingArgs) -> CachedPod | None:
-        """Another replica may have filtered the pod; return None if it is gone."""
+        """Return the pod to bind, or None if it is gone; another replica may have filtered it."""
         pod = self._pods.get(args.uid)
         if pod is not None:
             return pod

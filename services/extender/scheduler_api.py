@@ -1,7 +1,7 @@
 """Bodies of kube-scheduler's requests to extenders, and of the replies; pure.
 
-https://github.com/kubernetes/kube-scheduler/blob/master/extender/v1/types.go: the keys are names of
 Go fields. kube-scheduler reads no body with another status than 200.
+https://github.com/kubernetes/kube-scheduler/blob/master/extender/v1/types.go: the keys are names of
 """
 
 import msgspec

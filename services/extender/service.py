@@ -101,7 +101,7 @@ class NodeFilter:
         return ExtenderFilterResult(node_names=fitting, failed_and_unresolvable_nodes=failed)
 
     def refusal(self, request: PodRequest, verdict: ExtenderFilterResult) -> Refusal:
-        """The placer's explanation is used where there is one."""
+        """Return why no offered node fits, as the placer explains it where it can."""
         split = self._split(request)
         if not split.has_fitting:
             key = placement_key(request)
@@ -215,7 +215,7 @@ def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 def _fragmentation(
     request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
 ) -> Sequence[float]:
-    """Nodes that are not compared cost most."""
+    """Return what the pod costs later pods on each node; nodes that are not compared cost most."""
     index.fragmentation.catch_up()
     order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))
     costs: dict[int, float] = {}
@@ -271,7 +271,10 @@ class Extender:
                 yield events
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        """For example, of 3 nodes: `node_names=["a"]`, and a reason for each of `b` and `c`."""
+        """Return the nodes that fit, and why the others do not.
+
+        For example, of 3 nodes: `node_names=["a"]`, and a reason for each of `b` and `c`.
+        """
         if args.node_names is None:
             return ExtenderFilterResult(error="the extender needs nodeCacheCapable: true")
         unready = self.unready_reason()
@@ -293,7 +296,7 @@ class Extender:
         return verdict
 
     def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """Hold the best node's share for a moment."""
+        """Return scores by the policy in force; hold the best node's share for a moment."""
         if args.node_names is None or self.unready_reason() is not None:
             return []
         pod = self.pods.observe(args.pod)
@@ -304,7 +307,7 @@ class Extender:
         return [HostPriority(host=name, score=score) for name, score in by_node.items()]
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
-        """Return why the pod was not bound."""
+        """Request the lease and the Binding of a binder; return why the pod was not bound."""
         unready = self.unready_reason()
         if unready is not None:
             return ExtenderBindingResult(error=f"Leasehold's extender is not ready: {unready}")
@@ -348,7 +351,7 @@ class Extender:
         return verdict, refusal
 
     def _allowed(self, pod: CachedPod) -> PodRequest | None:
-        """Return None if the quota that refused it last allows nothing."""
+        """Return the request within the quota that refused it last, or None if nothing is."""
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)

@@ -67,7 +67,7 @@ class Placer:
     async def place_pods(
         self, events: Sequence[PodQueued]
     ) -> list[PlacementChosen | PlacementRefused]:
-        """Where the ledger has no room any more, decide again."""
+        """Decide, reserve and publish; where the ledger has no room any more, decide again."""
         unready = self.unready_reason()
         if unready is not None:
             raise UnavailableError(unready)

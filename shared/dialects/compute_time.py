@@ -20,10 +20,10 @@ _PRELOAD_VARIABLE = "LD_PRELOAD"
 def with_compute_time(
     setup: ContainerSetup, shares: Iterable[Share], own: str, paths: Paths
 ) -> ContainerSetup:
-    """The library is added if a share needs it.
+    """Return the setup with the library of compute time, if a share needs it.
 
-    `own` begins the container's paths on the node. HAMi-core's own limit of cores is off beside
-    it: two limiters would hold each other up.
+    `own` begins the container's paths on the node. HAMi-core's own limit of cores is off beside it:
+    two limiters would hold each other up.
     """
     if not any(share.compute == "time" for share in shares):
         return setup

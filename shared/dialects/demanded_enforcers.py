@@ -37,7 +37,7 @@ def whole_gpus(request: PodRequest, container: GpuRequest) -> tuple[Change, ...]
 
 
 def demanding(request: PodRequest, demand: HeldBy) -> PodRequest:
-    """Whole GPUs satisfy any demand but `mig`.
+    """Return the request with what its pod demands; whole GPUs satisfy any demand but `mig`.
 
     Raises RequestError for a request to which the demanded enforcer cannot apply.
     """

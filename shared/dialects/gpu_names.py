@@ -1,7 +1,8 @@
 """Which values of annotations name GPUs for a plugin of the container runtime; pure.
 
 CRI-O, NRI plugins and others read CDI devices or device nodes under configurable keys, so only the
-value decides. https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+value decides.
+https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
 import posixpath

@@ -89,9 +89,8 @@ def limited_setup(
     """Return a container's devices, their limits, and the mounts that enforce them.
 
     HAMi-core numbers devices as CUDA does, by PCI address, so devices and limits are sorted by
-    index. The region is also mounted where a process without environment looks for it; the
-    preload file makes such a process load the library. No other container can read what this
-    one can write.
+    index. The region is also mounted where a process without environment looks for it; the preload
+    file makes such a process load the library. No other container can read what this one can write.
 
     Raises RequestError for a share without memory, which would have no limit.
     """
@@ -136,7 +135,7 @@ def lock_mount(own: str) -> Mount:
 
 
 def override_mount(own: str) -> Mount:
-    """The library sets the variables of `/overrideEnv` of an image in each process.
+    """Hide the image's `/overrideEnv`, whose variables the library sets in each process.
 
     They could lift a limit of cores, or give child processes a region without limits.
     """
@@ -154,9 +153,10 @@ def overrides(environment: Mapping[str, str]) -> str:
 
 
 def limited_cores(shares: Sequence[Share]) -> int:
-    """It must not limit cores that another enforcer, or nothing, holds.
+    """Return the percent of the cores to which the library holds a container, or 0.
 
-    Programs could not use what is idle. The library has one limit for all GPUs.
+    The library has one limit for all GPUs. It must not limit cores that nothing, or another
+    enforcer, holds: programs could not use what is idle.
     """
     held = [share.cores_percent for share in shares if share.compute == "hami-core"]
     return held[0] if held else 0
@@ -186,7 +186,7 @@ def required_shares(lease: Lease, container: str) -> Sequence[Share]:
 
 
 def encode_share(share: Share, memory: int) -> str:
-    """`id,NVIDIA,memory,cores:`, as HAMi and Volcano write it.
+    """Encode `id,NVIDIA,memory,cores:`, as HAMi and Volcano write it.
 
     The id is the UUID, or `uuid[layout-position]` for a MIG instance.
     """

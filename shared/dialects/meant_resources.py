@@ -236,7 +236,7 @@ def meant_part(name: str, text: str, others: Collection[str], container: str = "
 
 
 def _number(text: str) -> Fraction | None:
-    """`1/2` is a fraction, too; None is any other text."""
+    """Return a quantity, a percentage or a fraction such as `1/2`, or None."""
     with contextlib.suppress(RequestError):
         if fraction := _FRACTION.fullmatch(text):
             return Fraction(int(fraction[1]), int(fraction[2]))
@@ -314,7 +314,7 @@ def _converted(name: str, amount: int, resource: str) -> str:
 
 
 def more_than_none(name: str, container: str) -> Change:
-    """One GPU, or 4 GiB of one."""
+    """Change a resource that is requested with 0 to one GPU, or 4 GiB of one."""
     if MEASURED.get(name) is Measure.MEMORY:
         return limit(container, name, _text(math.ceil(4096 / _UNIT_MIB.get(name, Fraction(1)))))
     hundredths = name in IN_HUNDREDTHS or MEASURED.get(name) is not Measure.GPUS

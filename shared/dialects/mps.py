@@ -36,13 +36,16 @@ def shared_daemon_name(device: DeviceUuid) -> str:
 
 
 def shared_gpu(shares: Sequence[Share]) -> DeviceUuid:
-    """Return "" if there is none: a program connects to one server."""
+    """Return the GPU whose shared server holds the shares, or "".
+
+    A program connects to one server.
+    """
     gpus = (share.device for share in shares if "mps-shared" in (share.memory, share.compute))
     return next(gpus, DeviceUuid(""))
 
 
 def pipe_directory(shares: Sequence[Share], holder: PodUid, container: str, root: str) -> str:
-    """The directory of the socket on the node."""
+    """Return the directory on the node of the socket that a container's programs connect to."""
     name = daemon_name(holder, container)
     if gpu := shared_gpu(shares):
         return f"{root}/{shared_daemon_name(gpu)}/pipe/{SERVER}/{name}"
@@ -69,9 +72,9 @@ def _short(text: str) -> str:
 def with_mps(
     setup: ContainerSetup, shares: Sequence[Share], holder: PodUid, container: str, paths: Paths
 ) -> ContainerSetup:
-    """Variables of the image are replaced.
+    """Return the setup with the socket's directory, if MPS holds a share.
 
-    A limit of an absent device lifts all limits of a process.
+    Variables of the image are replaced: a limit of an absent device lifts all limits of a process.
     """
     if not any(map(held_by_mps, shares)):
         return setup

@@ -64,10 +64,10 @@ def check_rules(rules: Rules) -> None:
 
 
 def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
-    """A pod without GPUs has an empty request.
+    """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
-    Raises RequestError, naming container, field, value and rule, for a malformed, mixed, unread
-    or too large request.
+    Raises RequestError, naming container, field, value and rule, for a malformed, mixed, unread or
+    too large request.
 
     >>> container = ContainerManifest(name="train", limits={"nvidia.com/gpu": 1})
     >>> request = parse_pod_request(PodManifest(namespace="ml", containers=(container,)), Rules())
@@ -136,7 +136,7 @@ def _strict_container(container: GpuRequest) -> GpuRequest:
 
 
 def _check_sizes(pod: PodManifest) -> None:
-    """The pod's lease, or its record while it waits, would be too large."""
+    """Refuse a pod whose lease, or record while it waits, would be too large."""
     for path, size in pod.field_bytes.items():
         check_size(path, size)
     for kind, values, keys in (
@@ -175,7 +175,7 @@ def _check_shares(request: PodRequest) -> None:
 
 
 def _check_mixed(pod: PodManifest) -> None:
-    """No dialect has all of the pod's resources."""
+    """Refuse a pod of whose resources no dialect has all."""
     resources = [resource for container in pod.containers for resource in _requested(container)]
     owners = [_OWNERS[resource] for resource in resources]
     if owners and not frozenset(owners[0]).intersection(*owners):
@@ -221,7 +221,7 @@ def _example(pod: PodManifest, dialect: Dialect) -> str:
 
 
 def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
-    """Nothing would serve resources that no dialect has read for this pod."""
+    """Refuse resources that no dialect has read for this pod: nothing would serve them."""
     own = DIALECTS[request.dialect] if request.dialect else None
     read = frozenset() if own is None else own.resources
     enabled_names = {dialect.name for dialect in enabled(rules)}
@@ -250,7 +250,7 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
 
 
 def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
-    """Admission adds our own resource, never the pod's author."""
+    """Refuse our own resource where its author wrote it: admission adds it."""
     for container in () if request.containers else pod.containers:
         if container.amounts.get(TRIGGER):
             count = limit(container.name, nvidia.COUNT, container.amounts[TRIGGER])
@@ -263,7 +263,7 @@ def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
 
 
 def _check_amounts(request: PodRequest) -> None:
-    """Amounts are counted after multiplication by a dialect's unit, too."""
+    """Refuse amounts too large to count, also after multiplication by a dialect's unit."""
     for container in request.containers:
         for name, amount in (
             ("GPUs", container.gpus),

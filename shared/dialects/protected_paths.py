@@ -55,7 +55,7 @@ def lease_conflict(mount_path: str) -> str:
 
 
 def is_driver_path(host_path: str) -> bool:
-    """Users of other plugins mount NVIDIA's driver or devices.
+    """Return whether a `hostPath` has NVIDIA's driver or devices.
 
     >>> is_driver_path("/dev/nvidia0"), is_driver_path("/home/kubernetes/bin/nvidia")
     (True, True)
@@ -65,7 +65,7 @@ def is_driver_path(host_path: str) -> bool:
 
 
 def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> bool:
-    """Directories below count, too.
+    """Return whether a `hostPath` is a directory with data, or below one.
 
     >>> is_data_path("/data/sets"), is_data_path("/data/../dev")
     (True, False)
@@ -78,7 +78,7 @@ def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> boo
 
 
 def is_mps_path(host_path: str) -> bool:
-    """A server of MPS would serve pods without a lease.
+    """Return whether a `hostPath` leads to a server of MPS, which would serve pods without a lease.
 
     >>> is_mps_path("/tmp/nvidia-mps")
     True

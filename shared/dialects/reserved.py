@@ -135,8 +135,8 @@ def is_of_leasehold(annotation: str) -> bool:
 def names_devices(variables: Mapping[str, str]) -> bool:
     """Return whether NVIDIA's runtime adds devices for a container's variables.
 
-    Without `VISIBLE`, it adds all devices to an old CUDA image, which has the variable of
-    CUDA's version.
+    Without `VISIBLE`, it adds all devices to an old CUDA image, which has the variable of CUDA's
+    version.
 
     >>> names_devices({"NVIDIA_VISIBLE_DEVICES": "all"}), names_devices({})
     (True, False)
@@ -169,11 +169,11 @@ def sets_reserved(variable: str, value: str) -> bool:
 
 
 def may_set_reserved(prefix: str) -> bool:
-    """Keys of a source of `envFrom` may change whenever a container starts."""
+    """Return whether a source of `envFrom` may set a reserved variable, now or later."""
     reserved = (*PREFIXES, *NAMES)
     return prefix.startswith(tuple(PREFIXES)) or any(key.startswith(prefix) for key in reserved)
 
 
 def is_device_name_mount(mount_path: str) -> bool:
-    """NVIDIA's runtime may read a device's name from it."""
+    """Return whether NVIDIA's runtime may read a device's name from the mount."""
     return DEVICE_NAME_MOUNTS in mount_path

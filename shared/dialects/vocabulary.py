@@ -238,7 +238,7 @@ _SEPARATORS = re.compile(r"\s*[;|]\s*")
 
 
 def _wrongly_separated(pod: PodManifest, own: Dialect) -> Iterator[Hint]:
-    """No comma separates their entries."""
+    """Yield lists in annotations whose entries no comma separates."""
     for key in (key for name in _LISTS for key in own.request_fields.get(name, ())):
         text = pod.annotations.get(key, "")
         if _SEPARATORS.search(text):
@@ -250,7 +250,7 @@ def _wrongly_separated(pod: PodManifest, own: Dialect) -> Iterator[Hint]:
 
 
 def _same_field(key: str, own: Dialect) -> Iterator[str]:
-    """Another dialect's key sets the field."""
+    """Yield a dialect's annotations for the field that another dialect's key sets."""
     for dialect in DIALECTS.values():
         for name, annotations in dialect.request_fields.items():
             if annotations[0] == key and name in own.request_fields:
@@ -415,7 +415,9 @@ def no_node_has(name: str, amount: int, beside: Collection[str]) -> str:
 
 
 def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
-    """`beside` are other resources of the pod.
+    """Return what was probably meant by an unknown resource, or "".
+
+    `beside` are other resources of the pod.
 
     >>> did_you_mean("nvidia.com/gpumemory", 3000)
     'did you mean nvidia.com/gpumem?'
@@ -432,7 +434,7 @@ def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
 
 
 def request_one(none: Iterable[str] = (), container: str = "") -> Hint:
-    """`none` are resources that are requested with 0.
+    """Return how a GPU is requested; `none` are resources that are requested with 0.
 
     >>> request_one(["volcano.sh/gpu-number"]).text
     'write `volcano.sh/gpu-number: 1` into the limits of its container'

@@ -39,7 +39,7 @@ def cost_of(ends: Collection[EndableLease]) -> Cost:
 
 
 def gpus_by_lease(totals: NodeTotals) -> dict[PodUid, float]:
-    """Per device, the larger part of memory or cores counts."""
+    """Return the GPUs of each lease: per device the larger part of memory or cores."""
     memory = {device.uuid: max(1, device.memory_mib) for device, _ in totals.node.devices}
     return {
         lease.pod: sum(

@@ -63,7 +63,7 @@ class _Choice:
 
     @property
     def key(self) -> tuple[float, bool, tuple[int, ...], float]:
-        """The fewest leases for each pod come first."""
+        """What needs the fewest leases for each pod comes first."""
         if not self.ends:
             return (1.0, True, (), 0.0)
         return (
@@ -83,7 +83,7 @@ class _EndedLeases:
         self.cluster = TrialCluster([totals.node for totals in self.nodes.values()])
 
     def end(self, ends: Iterable[EndableLease]) -> list[NodeName]:
-        """Return the nodes among them that changed."""
+        """Return the nodes that changed."""
         changed = dict[NodeName, None]()
         for end in ends:
             if end.lease.node not in self.nodes:
@@ -281,7 +281,7 @@ class GangRoomSearch:
         return _Choice(ends, gain, choice.node, len(self._taken)) if gain else None
 
     def _whole_of(self, ends: Endables) -> Endables:
-        """Return () if that may not end."""
+        """Return what ends with these and has not ended yet, or () if that may not be."""
         if any(needs_others(end.lease) for end in ends):
             taken = tuple([end for group in self._taken for end in group])
             pods = {end.lease.pod for end in taken}
@@ -296,7 +296,7 @@ class GangRoomSearch:
         left: Sequence[int],
         among: Sequence[EndableLease],
     ) -> Endables:
-        """Return those that cannot be spared of leases that make room together."""
+        """Return leases of a node that make room together, without those that can be spared."""
         ends = [end for end in among if end.lease.node == node]
         ends = [end for end in ends if end.lease.pod not in self._ended]
         if not self._gain_of(self._whole_of(tuple(ends)), request, left[:1]):

@@ -51,7 +51,7 @@ def parse_positions(taken: str) -> int:
 
 
 def format_positions(positions: int) -> str:
-    """Up to the last position that is taken."""
+    """Format as 0 and 1, up to the last position that is taken."""
     return f"{positions:b}"[::-1] if positions else ""
 
 
@@ -71,7 +71,7 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 def find_instance(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> tuple[MigPlacement, int] | None:
-    """`layout` is that of the leased instances, or "". Return the instance's MiB, too."""
+    """Return a free instance and its MiB; `layout` is that of the leased instances, or ""."""
     for name in (layout,) if layout else shapes_by_layout:
         for shape in shapes_by_layout.get(name, ()):
             free = shape.positions & ~taken

@@ -78,7 +78,7 @@ OTHER_MANAGER = "OtherManager"
 
 
 def check_manager(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Another program would enforce the pod's annotations, too."""
+    """Refuse a node where another program would enforce the pod's annotations, too."""
     if not (demands.sole_manager and facts.other_manager):
         return None
     text = "node(s) had another manager that enforces parts of GPUs"
@@ -240,8 +240,8 @@ def check_served(
 ) -> NodeFilterFailure | None:
     """Refuse a node that cannot start containers or does not serve a requested resource.
 
-    Its kubelet has none of a `paused` resource: no device is healthy (`all_sick`), or the agent
-    is not registered.
+    Its kubelet has none of a `paused` resource: no device is healthy (`all_sick`), or the agent is
+    not registered.
     """
     if served.issuperset(triggers):
         return None

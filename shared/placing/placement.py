@@ -42,13 +42,13 @@ def place(
 ) -> tuple[Placement, ...] | NoFit:
     """Choose a node and its devices, and others for when the ledger has no room on the first.
 
-    The first choice is random among nodes that tie, so that independent placers seldom choose
-    the same device. The preferred mode of devices is tried on all nodes first. While choices
-    are `contested`, a pod that packs gets only a node that no other placer has just used, if
-    there is one.
+    The first choice is random among nodes that tie, so that independent placers seldom choose the
+    same device. The preferred mode of devices is tried on all nodes first. While choices are
+    `contested`, a pod that packs gets only a node that no other placer has just used, if there is
+    one.
 
-    For example, `place(request, NodeIndex(mirror), random.random)[0].node` is the best node, if
-    the result is not `NoFit`; `explain(request, index, no_fit)` then returns why, in words.
+    For example, `place(request, NodeIndex(mirror), random.random)[0].node` is the best node, if the
+    result is not `NoFit`; `explain(request, index, no_fit)` then returns why, in words.
     """
     if request.node_order.compares:
         return place_compared(request, index, rng, candidates)
@@ -218,7 +218,7 @@ WEIGHED_NODES = 3
 def place_compared(
     request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
 ) -> tuple[Placement, ...] | NoFit:
-    """The pod costs later pods the least of what is idle now.
+    """Choose nodes where the pod costs later pods the least of what is idle now.
 
     The same random numbers lead to the same choice.
     """

@@ -2,7 +2,8 @@
 
 A path without a row has the row of the nearest field above it, unless that is OBEYED.
 kube-scheduler places a pod with a field that is handed over, where the extender is installed; else
-it is denied. https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
+it is denied.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ class FoundField:
 
 
 def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
-    """`pod` is JSON."""
+    """Yield the fields of a pod's JSON that the placer does not support."""
     for row in _HANDED_OVER:
         for path in _find(pod, row.path.split("."), "", row.when):
             yield FoundField(path, row)

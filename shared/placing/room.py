@@ -126,7 +126,7 @@ class ClusterTrials:
     def placement(
         self, request: PodRequest, name: NodeName, ends: Iterable[EndableLease]
     ) -> Placement | None:
-        """In the cluster, these leases have ended afterwards."""
+        """Return what a pod gets once these leases have ended, as they have in the cluster."""
         if name != self._changed:
             self.restore()
         self._changed = name

@@ -167,7 +167,7 @@ def plan_start(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingClaim:
-    """It has no allocation."""
+    """A ResourceClaim without an allocation, for which a pod waits."""
 
     claim: PodUid
     name: str
@@ -208,8 +208,8 @@ def waiting_units(
 ) -> list[WaitingUnit]:
     """Return what may get a planned start, in the order of the first pod of each.
 
-    A pod without a gang has to have waited for `after_s`. Plans know neither the domains of
-    gangs with a topology nor required rules about other pods, so these get none.
+    A pod without a gang has to have waited for `after_s`. Plans know neither the domains of gangs
+    with a topology nor required rules about other pods, so these get none.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     gangs = defaultdict[str, list[WaitingPod]](list)

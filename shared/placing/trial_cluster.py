@@ -41,7 +41,7 @@ class TrialCluster:
         self._mirror.remove_node(name)
 
     def learn(self, request: PodRequest) -> None:
-        """The policy fragmentation expects such pods."""
+        """Count a pod among those that the policy fragmentation expects."""
         self._index.fragmentation.workload.learn(request)
 
     def place(

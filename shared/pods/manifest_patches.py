@@ -35,7 +35,9 @@ Token = str | int
 
 
 def json_patch(pod: Mapping[str, Any], changes: Iterable[Change]) -> tuple[PatchOperation, ...]:
-    """What is not there is not removed, and only a person can divide a total among containers.
+    """Return the operations that make these changes.
+
+    What is not there is not removed, and only a person can divide a total among containers.
 
     >>> pod = {"metadata": {"annotations": {"a/b": "x"}}, "spec": {"containers": []}}
     >>> [operation.path for operation in json_patch(pod, [Change(Place.ANNOTATION, "a/b")])]
@@ -89,7 +91,7 @@ class _Patch:
         self.operations.append(PatchOperation(op="remove", path=_pointer(path)))
 
     def _parent(self, path: Sequence[Token]) -> Any:
-        """Each parent that is missing gets an operation."""
+        """Return what has the last token; each missing parent gets an operation."""
         value = self.document
         for at, token in enumerate(path[:-1], start=1):
             if isinstance(value, dict) and value.get(token) is None:

@@ -21,8 +21,8 @@ class Labelled(Protocol):
 def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[int, str]:
     """Pods of a gang have equal labels: a term that selects the pod means that they share a domain.
 
-    Return topology keys by the number of the term. Terms that select other namespaces are left
-    out, and what no API server stores.
+    Return topology keys by the number of the term. Terms that select other namespaces are left out,
+    and what no API server stores.
     """
     affinity = spec.affinity
     required = (affinity.pod_affinity or {}).get(REQUIRED) if affinity else None

@@ -141,9 +141,8 @@ def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) ->
 def queued_elsewhere(pod: ObservedPod) -> PodQueued:
     """Return a pod that another scheduler places, once that has allocated its ResourceClaims.
 
-    `handed_over` names its claims if no group, and no GPU by a resource name, keeps it from
-    getting devices. With an invalid request, or too large fields, the event has names and
-    priority alone.
+    `handed_over` names its claims if no group, and no GPU by a resource name, keeps it from getting
+    devices. With an invalid request, or too large fields, the event has names and priority alone.
     """
     request = pod.request or PodRequest(priority=pod.priority)
     claims_alone = pod.request is not None and not request.containers and pod.group is None

@@ -75,9 +75,9 @@ def resolve_all(
 ) -> tuple[AntiAffinityTerm, ...]:
     """Return the terms with the namespaces that they select by these labels, sorted.
 
-    The largest beyond `MOST_FACTS` bytes are left out, or the node's facts could be too large
-    to publish. The largest selectors beyond `MOST_SELECTORS` select all: each is compared with
-    every namespace.
+    The largest beyond `MOST_FACTS` bytes are left out, or the node's facts could be too large to
+    publish. The largest selectors beyond `MOST_SELECTORS` select all: each is compared with every
+    namespace.
     """
     terms = list(terms)
     selectors = _smallest({term.namespace_selector for term in terms if term.namespace_selector})

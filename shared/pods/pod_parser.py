@@ -271,7 +271,10 @@ class PodParser:
     def _elsewhere(
         self, pod: ApiPod, resources: Mapping[str, int], ports: HostPorts
     ) -> PodRequest | None:
-        """Return None without claims, or for an invalid request: our rules do not apply to it."""
+        """Return what a pod of another scheduler requests beside its ResourceClaims.
+
+        None without claims, or for an invalid request: our rules do not apply to it.
+        """
         if not pod.spec.resource_claims:
             return None
         with contextlib.suppress(RequestError):
@@ -306,7 +309,7 @@ def _of_kube_scheduler(request: PodRequest) -> PodRequest:
 
 
 def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
-    """Return None if none is made or the pod ends."""
+    """Return the ResourceClaims of a pod without a node, or None if none is made or it ends."""
     is_ending = pod.status.phase in TERMINAL or pod.metadata.deletion_timestamp is not None
     if pod.spec.node_name or pod.spec.scheduling_gates or is_ending:
         return None
@@ -315,7 +318,7 @@ def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
 
 
 def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:
-    """That of an ephemeral volume has the names of both."""
+    """Return the pod's claims; that of an ephemeral volume has the names of both."""
     for volume in pod.spec.volumes:
         if volume.persistent_volume_claim or volume.ephemeral:
             break
@@ -336,7 +339,7 @@ def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
 
 
 def admitted(pod: ApiPod, rules: Rules) -> ApiPod:
-    """That is its deadline, our resource, and missing amounts."""
+    """Return a pod with its deadline, our resource, and missing amounts, as admission does."""
     with contextlib.suppress(RequestError):  # `parse` reports it
         wanted = deadline_s(view_of(pod))
         pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
@@ -456,7 +459,7 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 
 def pod_ports(pod: ApiPod) -> HostPorts:
-    """Init containers are left out. Raises RequestError for more than `MOST_HOST_PORTS`."""
+    """Leave out init containers. Raises RequestError for more than `MOST_HOST_PORTS`."""
     spec = pod.spec
     sidecars = (init for init in spec.init_containers if init.restart_policy == SIDECAR)
     ports = host_ports(

@@ -308,8 +308,8 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
 def _is_temporary(mount: ContainerMount, pod: PodView) -> bool:
     """The lease is mounted after the volume, below it.
 
-    No link can lead its mounts elsewhere: the directory is empty when the pod starts, and in
-    the container's mount namespace nothing can be removed on which something is mounted.
+    No link can lead its mounts elsewhere: the directory is empty when the pod starts, and in the
+    container's mount namespace nothing can be removed on which something is mounted.
     """
     is_all = mount.whole and mount.volume in pod.empty_dirs
     return is_all and normalized(mount.path) == TEMPORARY

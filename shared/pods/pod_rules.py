@@ -69,8 +69,8 @@ def parse_pod_rules(
 ) -> tuple[PodRules | None, Selections]:
     """Return the rules of a pod, or None without any, and what they select.
 
-    `repels` is its required anti-affinity. Terms numbered in `of_gang` are obeyed otherwise.
-    Raises RequestError for what no API server stores, and for what is too large.
+    `repels` is its required anti-affinity. Terms numbered in `of_gang` are obeyed otherwise. Raises
+    RequestError for what no API server stores, and for what is too large.
     """
     if not has_rules(pod):
         return None, {}
@@ -186,7 +186,7 @@ def _with_keys(
     operator: str,
     labels: Mapping[str, str],
 ) -> tuple[LabelRequirement, ...]:
-    """The API server may have added the pod's own values."""
+    """Add requirements on the pod's own values, unless the API server has."""
     merged = {item.key for item in requirements if item.operator == operator}
     added = [
         LabelRequirement(key, operator, (labels[key],))

@@ -34,10 +34,10 @@ LEVELS = frozenset({PRIORITY})
 
 
 def parse_requested(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Amounts of 0 are left out.
+    """Parse amounts into integers, without those that are 0.
 
-    Raises RequestError for a quantity that is malformed or too large to count, and for GPUs
-    that are no whole number.
+    Raises RequestError for a quantity that is malformed or too large to count, and for GPUs that
+    are no whole number.
     """
     for name in sorted(resources.keys() & GPU_RESOURCES):
         _check_whole(name, str(resources[name]), resources.keys() - {name})
@@ -89,7 +89,7 @@ class PodContainer(ContainerManifest):
     """Its JSON pointer, such as `/spec/containers/0`."""
     ephemeral: bool = False
     zeros: frozenset[str] = frozenset()
-    """Their amount is 0."""
+    """Resources that it names with an amount of 0."""
     has_claims: bool = False
     """Of whatever driver."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class PodView(PodManifest):
 
     @cached_property
     def handed_over(self) -> tuple[FoundField, ...]:
-        """Only kube-scheduler supports them."""
+        """The first fields that only kube-scheduler supports."""
         fields = handed_over({"spec": msgspec.to_builtins(self.spec)})
         return tuple(islice(fields, MOST_HANDED_OVER))
 
@@ -195,7 +195,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
 
 
 def runs_on(meta: ObjectMeta) -> bool:
-    """A DaemonSet, or a node's kubelet, does."""
+    """Return whether a DaemonSet, or a node's kubelet, runs the pod for ever."""
     return any(owner.controller and owner.kind in NODE_OWNERS for owner in meta.owner_references)
 
 

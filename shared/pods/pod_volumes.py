@@ -63,7 +63,10 @@ class VolumeNeeds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def volume_needs(pod: ClaimingPod, storage: Storage, users: Users) -> VolumeNeeds | Denial:
-    """For example, a claim that is bound to a volume in zone a requires a node in zone a."""
+    """Return what a pod's claims require, or why it cannot be placed yet.
+
+    For example, a pod with a claim that is bound to a volume in zone a requires a node in zone a.
+    """
     claims = _claims(pod, storage)
     if isinstance(claims, Denial):
         return claims
@@ -258,7 +261,7 @@ def _is_of_one_node(claim: Claim, storage: Storage) -> bool:
 
 
 def shared_by_one(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> Denial | None:
-    """Only one pod can use such a claim."""
+    """Deny a pod that shares a claim which only one pod can use."""
     for _, name in sorted(shared):
         claim = storage.claims.get((pod.namespace, name))
         if claim is not None and ONE_POD in claim.access_modes:
@@ -291,7 +294,7 @@ def _nodes_of_others(pod: ClaimingPod, claim: Claim, users: Users) -> list[NodeN
 def _only_nodes(
     pod: ClaimingPod, claim: Claim, volume: Volume, storage: Storage, users: Users
 ) -> list[NodeName]:
-    """The volume can be attached to no other."""
+    """Return the nodes to which a volume is attached, if it can be attached to no other."""
     return _nodes_of_others(pod, claim, users) if _attaches_to_one(volume, storage) else []
 
 
@@ -342,10 +345,10 @@ class _StaticVolumes(msgspec.Struct, frozen=True, gc=False):
 def _static(
     pod: ClaimingPod, claims: Sequence[Claim], storage: Storage
 ) -> Iterator[_StaticVolumes]:
-    """Yield in the order in which the claims choose.
+    """Yield existing volumes for each claim, in the order in which the claims choose.
 
-    The smallest claim chooses first, and each the smallest volume left, as kube-scheduler's
-    claims do.
+    The smallest claim chooses first, and each the smallest volume left, as kube-scheduler's claims
+    do.
     """
     matching = [
         _nearest_fit(pod, _matching(pod.namespace, claim, storage), len(claims)) for claim in claims
@@ -386,7 +389,7 @@ def _named(volumes: Iterable[Volume]) -> tuple[ClaimVolume, ...]:
 
 
 def _matching(namespace: str, claim: Claim, storage: Storage) -> list[Volume]:
-    """A volume that is reserved for the claim comes alone."""
+    """Return the volumes that may be bound to a claim; one that is reserved for it comes alone."""
     if claim.selected_node:
         return []
     key = namespace, claim.name

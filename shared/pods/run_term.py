@@ -35,8 +35,8 @@ def parse_term(pod: PodView) -> Term:
 def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     """Return the smaller of spec and annotation, or else the quota's default.
 
-    Raises RequestError for a malformed annotation, and for more than the quota's maximum: with
-    less than its author wrote, a pod would lose its work.
+    Raises RequestError for a malformed annotation, and for more than the quota's maximum: with less
+    than its author wrote, a pod would lose its work.
     """
     spec = _seconds(pod.spec.active_deadline_seconds)
     annotated = _annotated(pod, MAX_RUN_TIME)
@@ -96,7 +96,7 @@ _CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,4})(?::|h)([0-5]?\d)(?::([0-5]\d)|m?)
 
 
 def _meant_duration(text: str) -> str:
-    """Return "" for a text that seems to be none.
+    """Return a duration as it is written here, or "" for a text that seems to be none.
 
     >>> [_meant_duration(text) for text in ("1 hour", "3600", "1-00:30:00", "1h30", "2:00")]
     ['1h', '1h', '24h30m', '1h30m', '']

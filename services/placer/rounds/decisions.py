@@ -22,10 +22,10 @@ ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
 RefusedPod = tuple[PodQueued, Refusal]
 Choose = Callable[[PodQueued], tuple[Placement, ...] | Refusal]
-"""The first candidate counts as used in the mirror."""
+"""Places a pod, and counts the first candidate as used in the mirror."""
 
 CONTESTED_PODS = 4096
-"""After the ledger did not grant a first choice."""
+"""For so many pods, choices are contested after one that the ledger did not grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 
 class CandidateCount:
-    """More than one while other placers take first choices."""
+    """A pod gets more than one candidate while other placers take first choices."""
 
     def __init__(self) -> None:
         self._contested_pods = 0
@@ -85,7 +85,7 @@ class DecisionContext:
         return self.index.mirror
 
     def choose(self, event: PodQueued, within: Within = ()) -> tuple[Placement, ...] | Refusal:
-        """The first candidate counts as used in the mirror."""
+        """Place the pod, and count the first candidate as used in the mirror."""
         if event.request.node_order.compares and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.restricted
@@ -128,9 +128,9 @@ class RoundDecisions:
     chosen: list[ChosenPod] = field(default_factory=list)
     refused: list[RefusedPod] = field(default_factory=list)
     deferred: list[PodQueued] = field(default_factory=list)
-    """It is being offered to waiting pods that come first."""
+    """Their capacity is being offered to waiting pods that come first."""
     gone: list[PodQueued] = field(default_factory=list)
-    """Nothing more is decided for them."""
+    """They have terminated or were deleted."""
     ledger_disagreed: bool = False
     """Refusals may be based on choices that the ledger did not grant."""
 

@@ -48,13 +48,13 @@ class GangDecision:
     lacking: tuple[int, int] | None = None
     """How many of how many equal pods would fit if no other pod ran, or None if all may."""
     waits: bool = False
-    """Once other pods have ended, the pod fits."""
+    """The pod that does not fit would fit once other pods have ended."""
     differs: bool = False
     """Whether its pods fit beside each other on empty nodes is not known."""
     required: Keys = ()
     """Labels of which all pods must share the values."""
     one_node_claim: str = ""
-    """One of these labels is the name of the node for it."""
+    """A claim that pods share, for which one of these labels is the name of the node."""
     domains: tuple[DomainRoom, ...] = ()
     """Those with the most room, the largest first."""
     further_domains: int = 0
@@ -66,9 +66,8 @@ def decide_gang(
 ) -> GangDecision:
     """Place `needed` of the members, counting each as used in the mirror, or none of them.
 
-    The largest pods go first, since small ones fit between them; if that fails and some may be
-    left out, the smallest. `joined` has the values of the gang's labels on the nodes of its
-    other pods.
+    The largest pods go first, since small ones fit between them; if that fails and some may be left
+    out, the smallest. `joined` has the values of the gang's labels on the nodes of its other pods.
     """
     topology = topology_of(members)
     if topology is not NO_TOPOLOGY:
@@ -90,7 +89,7 @@ def _differ(members: Iterable[PodQueued]) -> bool:
 def _lacking(
     members: Sequence[PodQueued], needed: int, context: DecisionContext, *, as_is: bool = False
 ) -> tuple[int, int] | None:
-    """Return None if all would fit.
+    """Return how many of how many equal pods would fit if no other ran, or None if all would.
 
     Pods that differ are not counted beside each other.
     """
@@ -184,7 +183,7 @@ class GangInDomains:
         return None, rooms
 
     def _place_within(self, within: Within) -> GangDecision:
-        """In as few of the preferred domains as possible."""
+        """Place pods in as few of the preferred domains as possible."""
         if not self._preferred:
             return self._place(lambda: lambda event: self._choose(event, within))
         index = self._context.index

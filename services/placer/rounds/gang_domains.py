@@ -59,7 +59,7 @@ def part_of(within: Within, keys: Keys) -> Within:
 
 
 def values_on(nodes: Iterable[NodeName], keys: Keys, index: NodeIndex) -> Within:
-    """With all values on these nodes."""
+    """Return the labels of these keys that the nodes have, each with all of its values there."""
     values: dict[str, set[str]] = {}
     for name in nodes:
         node = index.mirror.nodes.get(name)

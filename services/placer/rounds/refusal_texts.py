@@ -45,7 +45,7 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
 def gang_does_not_fit(
     gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
 ) -> Refusal:
-    """The next pod of the gang does not fit.
+    """Return the refusal of a gang, with the reason of its next pod.
 
     Amounts count those that fit, which hold nothing: commands and page show more as free.
     """

@@ -54,7 +54,7 @@ def pods_on_empty_nodes(
 
 
 def pods_on_nodes(request: PodRequest, index: NodeIndex, nodes: NodeSet, most: int) -> int:
-    """`nodes` fit one such pod."""
+    """Return how many fit beside what runs, `most` at most; `nodes` fit one such pod."""
     counts = index.pods_on_node.get(key := (placement_key(request), most))
     if counts is None:
         counts = store(index.pods_on_node, key, {}, CACHED_KINDS)
@@ -77,7 +77,7 @@ def _copy(node: MirroredNode) -> MirroredNode:
 
 
 def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
-    """The pods are counted as used on the node."""
+    """Return how many fit, `most` at most, and count them as used on the node."""
     devices = {device.uuid: device for device in node.devices}
     for count in range(most):
         picks = None

@@ -81,8 +81,8 @@ def reservation_spans(
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
     """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
-    Yields what is to be reserved, so that spans of a lease become children of its
-    reservation's, and the list of outcomes, to be filled.
+    Yields what is to be reserved, so that spans of a lease become children of its reservation's,
+    and the list of outcomes, to be filled.
     """
     links = tracing.links_between([pod.pod for pod in wanted]) if gang is not None else {}
     spans = [
@@ -153,7 +153,7 @@ class Rounds:
         self.quotas.clear()
 
     def forget_published(self, pods: Collection[PodUid]) -> None:
-        """Their handler has failed."""
+        """Publish the next outcome for these pods in any case: their handler has failed."""
         for pod in pods:
             self._reasons.pop(pod, None)
         if len(self._unpublished) >= CACHED_REASONS:
@@ -165,8 +165,8 @@ class Rounds:
     ) -> list[PodQueued]:
         """Return the pods without a lease.
 
-        Of a `gang`, all are reserved or none, beside the `live` ones; without `live`, each
-        one, while enough of the gang have leases.
+        Of a `gang`, all are reserved or none, beside the `live` ones; without `live`, each one,
+        while enough of the gang have leases.
         """
         capacity = self.mirror.capacity
         outcomes = await self._request(decisions, gang, live)
@@ -219,7 +219,7 @@ class Rounds:
             raise
 
     def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
-        """There may be a thousand volumes that no candidate reaches."""
+        """Leave out the volumes that none of the candidates reaches: there may be a thousand."""
         if not any(claim.volumes for claim in pod.request.claims):
             return pod
         nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
@@ -257,8 +257,8 @@ class Rounds:
     ) -> WaitResult:
         """Store refused pods as waiting, unless capacity freed since may help them.
 
-        Freed capacity is offered to the `recipients`, all by default. With `min_members`,
-        pods are not stored if that many of their gang exist by now.
+        Freed capacity is offered to the `recipients`, all by default. With `min_members`, pods are
+        not stored if that many of their gang exist by now.
         """
         if not refused:
             return WaitResult()
@@ -372,8 +372,8 @@ class Rounds:
     def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
         """Until their nodes have activated them, leases are published again.
 
-        A placer has just published the lease for the second copy of a pod's first event, or
-        the events of other `pods` of its gang.
+        A placer has just published the lease for the second copy of a pod's first event, or the
+        events of other `pods` of its gang.
         """
         queued = {pod.pod: pod for pod in pods}
         for lease in leases:
@@ -412,9 +412,10 @@ class Rounds:
     async def place(
         self, undecided: Sequence[PodQueued], gang: Gang | None = None, joined: Within = ()
     ) -> None:
-        """`joined` has the values of the gang's labels on the nodes of its other pods.
+        """Place pods, or further ones of a `gang` that runs, and add their events.
 
-        Raises ConflictError after too many rounds, and if the gang has ended meanwhile.
+        `joined` has the values of the gang's labels on the nodes of its other pods. Raises
+        ConflictError after too many rounds, and if the gang has ended meanwhile.
         """
         for _ in range(ROUNDS):
             undecided = await self._round(undecided, gang, joined)
@@ -432,7 +433,7 @@ class Rounds:
     async def _round(
         self, pods: Sequence[PodQueued], gang: Gang | None, joined: Within
     ) -> list[PodQueued]:
-        """Return the pods that need another round."""
+        """Decide once for all; return those that need another round."""
         capacity = self.mirror.capacity
         self._decided_at = self.mirror.changes.end
         choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
@@ -446,9 +447,10 @@ class Rounds:
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
     async def place_gang(self, gang: Gang, pods: Sequence[PodQueued]) -> None:
-        """Beyond the gang's minimum, pods are placed one by one once it runs.
+        """Place a gang of which some pods were just queued, and add events of all its pods.
 
-        Raises ConflictError after too many rounds.
+        Pods beyond the gang's minimum are placed one by one once it runs. Raises ConflictError
+        after too many rounds.
         """
         answered: set[PodUid] = set()
         for _ in range(ROUNDS):
@@ -485,7 +487,10 @@ class Rounds:
     async def _gang_round(
         self, gang: Gang, enrollment: GangEnrollment, pods: Sequence[PodQueued], joined: Within
     ) -> bool:
-        """Return False if another round is needed."""
+        """Decide once, and place the pods that the gang can run without.
+
+        Return False if another round is needed.
+        """
         capacity = self.mirror.capacity
         live = enrollment.live_count
         waiting = enrollment.waiting_count

@@ -49,7 +49,10 @@ BY_MPS = HeldBy(memory="mps", compute="mps")
 
 
 def is_read(pod: PodManifest) -> bool:
-    """A pod that admission has completed may be with kube-scheduler by now."""
+    """Return whether the pod is for KAI's scheduler, or was.
+
+    Admission has completed a pod that it then gave to kube-scheduler.
+    """
     return requests_gpus(pod.annotations) and (
         pod.scheduler == SCHEDULER
         or any(
@@ -116,7 +119,10 @@ def _check_trigger(pod: PodManifest, wish: Wish) -> None:
 
 
 def _cores_percent(pod: PodManifest, wish: Wish) -> int:
-    """By default, KAI holds no compute of a fraction."""
+    """Return the requested compute, or the fraction if something holds it.
+
+    By default, KAI holds no compute of a fraction.
+    """
     if wish.compute is not None:
         return max(1, int(wish.compute * ALL_PERCENT))
     demand = parse_isolation(pod.annotations.get(ISOLATION, STRICT))
@@ -129,7 +135,7 @@ def _percent(wish: Wish) -> int:
 
 
 def annotations(container: GpuRequest, _: PodRequest) -> dict[str, str]:
-    """A part of the compute counts as of the memory."""
+    """Return the annotations that request this; a part of the compute counts as of the memory."""
     notes: dict[str, str] = {}
     if container.memory_bytes is not None:
         notes[words.MEMORY] = str(container.memory_bytes // MIB)

@@ -115,7 +115,7 @@ def _mended(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole_or_percent(pod: PodManifest, text: str) -> Hint | None:
-    """A fraction is below 1."""
+    """Return how whole GPUs or a percentage are requested; a fraction is below 1."""
     with contextlib.suppress(RequestError):
         if not 0 < parse_quantity(text.removesuffix("%")) <= (100 if "%" in text else MOST_GPUS):
             return None

@@ -1,7 +1,8 @@
 """The annotations by which KAI's and Run:ai's users request a part of a GPU; pure.
 
 Rules are those of KAI's guide, its validation, and NvFractions; a word that cannot have an effect
-is refused. https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
+is refused.
+https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
 """
 
 import contextlib
@@ -142,7 +143,7 @@ def _of_container(
 
 
 def _container(pod: PodManifest, keys: Iterable[_ContainerKey]) -> str:
-    """By default the first that is no init container."""
+    """Return the named container, or the first that is no init container."""
     naming = {key.container: key.key for key in keys}
     if CONTAINER in pod.annotations:
         naming[parse_name(CONTAINER, pod.annotations[CONTAINER])] = CONTAINER
@@ -218,7 +219,7 @@ def _check_one_amount(notes: Mapping[str, str], keys: Mapping[str, str]) -> None
 
 
 def _request_mib(notes: Mapping[str, str], keys: Mapping[str, str]) -> int | None:
-    """Without a request the limit counts. MiB are rounded up."""
+    """Return the request, or else the limit, in MiB rounded up."""
     amounts = {
         ending: _quantity_mib(keys[ending], notes[keys[ending]])
         for ending in (REQUEST, LIMIT)

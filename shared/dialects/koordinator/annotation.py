@@ -125,7 +125,10 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
 
 
 def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
-    """Unknown keys are ignored, and names before Koordinator 1.0 read. Raises RequestError."""
+    """Parse the GPUs of an annotation from any writer. Raises RequestError.
+
+    Unknown keys are ignored, and names before Koordinator 1.0 are read.
+    """
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()
     except UNDECODABLE as error:

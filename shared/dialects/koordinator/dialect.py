@@ -383,13 +383,11 @@ def container_setup(
 ) -> ContainerSetup:
     """Return a container's devices and, for parts of GPUs, HAMi-core's variables and mounts.
 
-    Other than with Koordinator's node agent, the library is read-only and logs errors only, and
-    the file of overrides and the lock's directory are the container's own: libraries up to HAMi
-    2.8 hold the lock while they look up their process ID, so any container could block all
-    others.
+    Other than with Koordinator's node agent, the library is read-only and logs errors only, and the
+    file of overrides and the lock's directory are the container's own: libraries up to HAMi 2.8
+    hold the lock while they look up their process ID, so any container could block all others.
 
-    All GPUs of a container have one memory limit, the smallest. Raises RequestError without
-    one.
+    All GPUs of a container have one memory limit, the smallest. Raises RequestError without one.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):

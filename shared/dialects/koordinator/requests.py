@@ -68,7 +68,10 @@ VALID_COMBINATIONS = frozenset(
 
 
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
-    """A disabled dialect leaves such pods to the NVIDIA one: none may count as without a GPU."""
+    """Return whether `nvidia.com/gpu` in this pod is for this dialect.
+
+    The NVIDIA dialect reads such pods if this one is disabled: none may count as without a GPU.
+    """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
     return enabled and pod.scheduler == SCHEDULER
 
@@ -214,7 +217,10 @@ def _check_names(container: str, amounts: Mapping[str, int]) -> None:
 
 
 def _without_shorthand(container: str, amounts: Mapping[str, int]) -> list[Change]:
-    """The shorthand stands for core or memory where these do not name it."""
+    """Return the changes that leave a container what it requests beside the shorthand.
+
+    The shorthand stands for core or memory where these do not name it.
+    """
     others = amounts.keys() - {GPU}
     if not others & {CORE, MEMORY, RATIO}:
         return [limit(container, PREFIX + name) for name in sorted(others)]

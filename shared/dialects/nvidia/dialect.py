@@ -150,7 +150,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
 
 
 def amount_changes(amounts: Amounts) -> dict[str, int | None]:
-    """HAMi's webhook adds the number of GPUs.
+    """Return the number of GPUs that HAMi's webhook adds.
 
     >>> amount_changes({"nvidia.com/gpumem": 3000})
     {'nvidia.com/gpu': 1}
@@ -241,8 +241,7 @@ def parse_device_choice(
 ) -> tuple[PodRequest, bool]:
     """Return a request with the choices only, and whether devices must be idle.
 
-    `gpus` is the largest number of a container. Raises RequestError naming annotation and
-    value.
+    `gpus` is the largest number of a container. Raises RequestError naming annotation and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)

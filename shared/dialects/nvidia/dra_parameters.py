@@ -81,8 +81,8 @@ def read_parameters(
 ) -> Effects:
     """Raise RequestError for invalid parameters, or if these devices cannot meet them.
 
-    Only a class sets the length of time slices of parts of GPUs: others have turns of that
-    length, too.
+    Only a class sets the length of time slices of parts of GPUs: others have turns of that length,
+    too.
 
     >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
     Effects(interval=None, warning='')

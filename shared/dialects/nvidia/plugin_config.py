@@ -82,8 +82,7 @@ class NodeSharing:
     def part(self) -> dict[str, int]:
         """What gives a container as much as a replica.
 
-        Leasehold holds the memory of a replica by time-slicing, which NVIDIA's plugin does
-        not.
+        Leasehold holds the memory of a replica by time-slicing, which NVIDIA's plugin does not.
 
         >>> NodeSharing(strategy="time-slicing", replicas={"nvidia.com/gpu": 4}).part
         {'nvidia.com/gpu': 1, 'nvidia.com/gpumem-percentage': 25}

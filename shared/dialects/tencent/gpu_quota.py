@@ -1,7 +1,8 @@
 """The quotas of gpu-admission, in its ConfigMap kube-system/gpuquota; pure.
 
 Models and pools are values of node labels. A missing model is not allowed, no pools allow all, and
-a missing namespace has no quota. https://github.com/tkestack/gpu-admission
+a missing namespace has no quota.
+https://github.com/tkestack/gpu-admission
 """
 
 from collections.abc import Mapping

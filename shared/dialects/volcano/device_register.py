@@ -37,7 +37,7 @@ def reported(now_s: float) -> str:
 
 
 def is_gone(text: str | None, now_s: float) -> bool:
-    """No handshake means False."""
+    """Return whether the plugin is gone; no handshake means False."""
     if text is None:
         return False
     if text.startswith(_DELETED):
@@ -73,8 +73,8 @@ def encode_register(devices: Sequence[Device]) -> str:
 def parse_register(text: str) -> tuple[Device, ...]:
     """Leave out malformed records.
 
-    With five fields in a record, plugins always wrote `false` as health, which is ignored; with
-    six it counts. A device without memory or slots is unhealthy.
+    With five fields in a record, plugins always wrote `false` as health, which is ignored; with six
+    it counts. A device without memory or slots is unhealthy.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(

@@ -54,9 +54,8 @@ lock that allocations need: docs/kubelets.md.
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     """Where any container requests memory, numbers of GPUs are ignored.
 
-    Raises RequestError naming container, resource and rule. For example,
-    `volcano.sh/gpu-memory: 1024` requests 1024 units of one GPU, and `volcano.sh/gpu-number: 2`
-    two whole GPUs.
+    Raises RequestError naming container, resource and rule. For example, `volcano.sh/gpu-memory:
+    1024` requests 1024 units of one GPU, and `volcano.sh/gpu-number: 2` two whole GPUs.
     """
     memory = [container for container in pod.containers if container.limits.get(MEMORY, 0) > 0]
     if memory:
@@ -96,7 +95,7 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """The kubelet calls Allocate for the trigger.
+    """Return the trigger, for which the kubelet calls Allocate.
 
     >>> amount_changes({"volcano.sh/gpu-memory": 1024})
     {'leasehold.dev/share': 1}
@@ -131,16 +130,17 @@ def _indices(lease: Lease) -> str:
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Ascending; the time is in nanoseconds."""
+    """Indices are ascending; the time is in nanoseconds."""
     return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
 
 
 def container_setup(
     lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
 ) -> ContainerSetup:
-    """For whole GPUs the allocated amount is their number times the unit.
+    """Return the pod's GPUs, the allocated amount, and a GPU's size.
 
-    Raises RequestError if the container has no share.
+    For whole GPUs the allocated amount is their number times the unit. Raises RequestError if the
+    container has no share.
     """
     shares = lease.shares_of(container)
     if not shares:
@@ -164,8 +164,8 @@ def unit_id(prefix: str, number: int) -> str:
 def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
     """Use the index, if no other device has the same.
 
-    A GPU that replaces a lost one has its index, and pods may still hold the lost one's IDs.
-    From then on the IDs of both contain a checksum of the UUID.
+    A GPU that replaces a lost one has its index, and pods may still hold the lost one's IDs. From
+    then on the IDs of both contain a checksum of the UUID.
     """
     numbers = Counter(device.index for device in devices)
     return {

@@ -126,8 +126,8 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
 def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     """Unlike upstream, empty list entries are dropped.
 
-    With `use-gputype`, `nouse-gputype` is ignored, as upstream. Raises RequestError for values
-    with which nothing would match.
+    With `use-gputype`, `nouse-gputype` is ignored, as upstream. Raises RequestError for values with
+    which nothing would match.
     """
     for key, choices in ((MODE, POD_MODES), (GROUP_POLICY, (SPREAD,))):
         if key in annotations:
@@ -157,7 +157,7 @@ def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple
 
 
 def encode_shares(shares: Sequence[Share]) -> str:
-    """`id,NVIDIA,units,cores:` for each device.
+    """Encode `id,NVIDIA,units,cores:` for each device.
 
     The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones.
     """

@@ -314,7 +314,7 @@ def _enough(container: GpuRequest, request: PodRequest, devices: Sequence[Mirror
 def _best_together(
     container: GpuRequest, request: PodRequest, fitting: list[DevicePick]
 ) -> list[DevicePick] | None:
-    """`fitting` is in order of trying."""
+    """Choose those of `fitting`, in order of trying, that are linked best."""
     wanted = container.gpus
     if len(fitting) < wanted:
         return None

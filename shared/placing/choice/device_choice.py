@@ -147,8 +147,7 @@ def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
 def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
     """Return CPUs by `numa_cpus_name`.
 
-    The kubelet may choose any NUMA node of a container's devices, so its CPUs are taken on
-    each.
+    The kubelet may choose any NUMA node of a container's devices, so its CPUs are taken on each.
     """
     taken: dict[str, dict[str, tuple[int, bool]]] = {}
     for container, device, _, _ in picks:
@@ -162,7 +161,7 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
 
 
 def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
-    """The kubelet rejects a pod for too few CPUs beside a device."""
+    """Return why the kubelet would reject the pod: too few CPUs beside the device."""
     wanted = max([container.exclusive_cpus for container in request.containers])
     free = _free_cpus(device)
     if not wanted or wanted <= free:

@@ -31,7 +31,7 @@ RESCALE_ABOVE = 1e9
 MOST_KINDS = 1024
 TYPICAL_PART = 0.95
 TYPICAL_KINDS = 64
-"""Of the most frequent kinds, up to so many and to that part of all pods."""
+"""Typical kinds are the most frequent, up to so many and to that part of all pods."""
 FIRST_REFRESH = 16
 REFRESH_EVERY = 512
 """Typical kinds are chosen when the number of pods has doubled, and after so many."""
@@ -233,8 +233,8 @@ class UsableGpu:
     def _shares_on(self, free: int) -> tuple[int, int]:
         """Return what a device adds for each kind, in lanes of an integer.
 
-        These are the shares it holds (1 for kinds with several GPUs), and its idle part if
-        it holds one.
+        These are the shares it holds (1 for kinds with several GPUs), and its idle part if it holds
+        one.
         """
         counts = [
             0 if part > free else free // max(part, 1) if kind.gpus == 1 else 1
@@ -276,8 +276,8 @@ WATT_COST = 2.0
 def added_watts(request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
     """Return the watts that the pod adds to a node.
 
-    As in "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024), a GPU
-    draws all of its power with any lease, and a CPU package with any request.
+    As in "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024), a GPU draws
+    all of its power with any lease, and a CPU package with any request.
     """
     idle = {device for _, device, _, _ in picks if free_part(device) == WHOLE}
     watts = (1 - GPU_IDLE_PART) * sum(device.device.power_limit_w for device in idle)

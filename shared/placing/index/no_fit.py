@@ -18,7 +18,7 @@ class Explanation:
     position: int
     inventory_position: int
     possible: NodeSet
-    """As of `inventory_position`."""
+    """Nodes that would fit if they were empty, as of `inventory_position`."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
     advice: Advice
     refusal: Refusal
@@ -33,4 +33,4 @@ class NoFit:
     excluded: Excluded
     """Nodes by reason; empty if `last` explains this decision."""
     last: Explanation | None = None
-    """Of an equal request, perhaps of an earlier position."""
+    """The last explanation of an equal request, perhaps of an earlier position."""

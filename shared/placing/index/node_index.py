@@ -167,7 +167,7 @@ class NodeIndex:
         return plan or store(self._plans, key, RequestPlan(request), CACHED_PLANS)
 
     def likely_nodes(self, planned: PlannedKind) -> RankedNodes:
-        """Leave out cores, unless they decided lately.
+        """Return nodes that probably fit: cores are left out, unless they decided lately.
 
         So the number of kinds does not grow with the number of percentages.
         """
@@ -191,7 +191,10 @@ class NodeIndex:
         return ranked_nodes
 
     def fitting_nodes(self, request: PodRequest) -> NodeSet | NoFit:
-        """Nothing is decided anew for a request that is explained at the mirror's position."""
+        """Return all nodes that fit a request, or the decision that none does.
+
+        Nothing is decided anew for a request that is explained at the mirror's position.
+        """
         key = placement_key(request)
         position = self.mirror.changes.end
         last = self.explanations.get(key)

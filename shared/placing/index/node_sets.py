@@ -312,7 +312,7 @@ class NodeSets:
     def kinds_of_hardware(
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
     ) -> Sequence[tuple[MirroredNode, NodeSet]]:
-        """Return an example of each kind, too."""
+        """Divide nodes by hardware; return an example of each kind, too."""
         nodes = self.positions.all
         changes = self.mirror.inventory_changes
         for name, amount in resources.items():

@@ -187,7 +187,7 @@ class PodCounts:
         return self._count(cache_key, rule.counted_as, rule.key, includes)
 
     def _preferences(self, rules: Iterable[PreferenceRule]) -> Iterable[DomainScores]:
-        """Scale sums of weights to a range of 100.
+        """Add weights, once for each selected pod, and scale them to a range of 100.
 
         A domain without an entry has 0.
         """

@@ -42,7 +42,7 @@ free.
 
 
 class RequestKind(NamedTuple):
-    """A filter that is never too strict."""
+    """What requests that share ranked nodes have in common; a filter that is never too strict."""
 
     measure: str
     gpus: int
@@ -403,8 +403,7 @@ class RankedNodes:
     def _best(self, ranks: Iterable[Rank], groups: Mapping[Rank, list[MirroredNode]]) -> BestNodes:
         """Return groups in order of rank, and how many nodes tie.
 
-        BINPACK uses no idle node while a used one fits; SPREAD stays within a level of
-        fullness.
+        BINPACK uses no idle node while a used one fits; SPREAD stays within a level of fullness.
         """
         best = BestNodes()
         packs = self.packs
@@ -447,8 +446,8 @@ class RankedNodes:
     def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> Iterator[MirroredNode]:
         """Yield the best nodes for BINPACK that others have not just used.
 
-        First come used ones in random order, then as many idle ones. They stay the same
-        until the ledger changes, so that batches of different placers use different nodes.
+        First come used ones in random order, then as many idle ones. They stay the same until the
+        ledger changes, so that batches of different placers use different nodes.
         """
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes

@@ -109,7 +109,7 @@ class ThresholdColumn:
         return met_nodes
 
     def _compare(self, nodes: NodeSet, threshold: int) -> tuple[NodeSet, list[int]]:
-        """Return the amounts compared, too."""
+        """Return those of the nodes that have `threshold` or more, and the amounts compared."""
         amounts = self.amounts
         count = nodes.bit_count()
         if count * RARE > len(amounts):
@@ -161,7 +161,7 @@ Value = TypeVar("Value")
 
 
 def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
-    """The oldest is dropped beyond the limit."""
+    """Return the value; the oldest is dropped beyond the limit."""
     if len(cache) >= limit:
         del cache[next(iter(cache))]
     cache[key] = value

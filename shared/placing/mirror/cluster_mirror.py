@@ -117,7 +117,7 @@ class ClusterMirror:
             self.update_node_use(name, node_use.used, node_use.version)
 
     def largest_device(self) -> tuple[int, int]:
-        """In MiB and in units."""
+        """Return the largest size in MiB and in units."""
         if self._largest_as_of != self.inventory_changes.end:
             devices = self._devices.values()
             mib = max((device.total_mib for device in devices), default=0)
@@ -208,14 +208,14 @@ class ClusterMirror:
             self.changes.add(node)
 
     def drop(self, pod: PodUid) -> None:
-        """The reservation was not granted, or the totals contain it."""
+        """Remove a reservation that was not granted or that the totals contain."""
         reservation = self._reservations.pop(pod, None)
         if reservation is not None:
             reservation.remove()
             self.changes.add(reservation.node)
 
     def is_tentative(self, pod: PodUid) -> bool:
-        """The totals may not contain a choice for the pod yet."""
+        """Return whether a choice for the pod counts that the totals may not contain yet."""
         return pod in self._reservations
 
     def confirm(self, lease: Lease) -> None:

@@ -209,7 +209,7 @@ class MirroredDevice:
         return before != self._sums()
 
     def has_pending_use(self) -> bool:
-        """The ledger has not replied yet."""
+        """Return whether the ledger has not replied yet to a reservation on the device."""
         return any(use.fence == 0 for use in self.tentative_uses)
 
     def counts(self, use: TentativeDeviceUse) -> bool:

@@ -161,7 +161,7 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
 
 
 def _completed(manifest: PodManifest, dialect: Dialect) -> PodManifest:
-    """Admission adds amounts for annotations."""
+    """Add the amounts that admission adds for annotations."""
     added = dialect.annotated_amounts(manifest)
     if not added:
         return manifest

@@ -39,8 +39,8 @@ _MEASURE_NAMES = {
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
     """Return None if the quota refuses everything.
 
-    Where no more devices may be used, containers share those that the namespace uses, where
-    they can.
+    Where no more devices may be used, containers share those that the namespace uses, where they
+    can.
     """
     for excess in excesses:
         if excess.names_places:
@@ -187,10 +187,10 @@ def over_quota(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Refusal:
-    """`other_refusal` is why the pod does not fit where the quota allows it.
+    """Return a refusal that names the quota.
 
-    Capacity freed there is offered to it. Without a `pod`, as for claims, the hint changes no
-    manifest.
+    `other_refusal` is why the pod does not fit where the quota allows it; capacity freed there is
+    offered to it. Without a `pod`, as for claims, the hint changes no manifest.
     """
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
@@ -317,7 +317,7 @@ def no_budget(namespace: Namespace) -> Refusal:
 
 
 def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
-    """Admission has not seen the pod, or the quota was lowered later."""
+    """Refuse a pod that admission has not seen, or before the quota was lowered."""
     given = f"has {duration_text(excess.requested)}" if excess.requested else "has none"
     return Refusal(
         reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "

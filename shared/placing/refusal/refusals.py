@@ -64,8 +64,8 @@ NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 def explain(request: PodRequest, index: NodeIndex, no_fit: NoFit) -> Refusal:
     """Return in words why no node fits a request, in the mirror's state of the decision.
 
-    For example, `explain(request, index, no_fit).text` is "0/2 nodes are available: 2
-    Insufficient GPU memory. ..." with what to try next.
+    For example, `explain(request, index, no_fit).text` is "0/2 nodes are available: 2 Insufficient
+    GPU memory. ..." with what to try next.
     """
     last = no_fit.last
     if last is not None and last.position == no_fit.position:
@@ -247,7 +247,7 @@ def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
 
 
 def _without_rules(request: PodRequest) -> PodRequest:
-    """What other pods forbid ends with them."""
+    """Leave out what other pods forbid, which ends with them."""
     requirements = request.node_requirements
     if not (requirements.repelled_from or requirements.domains):
         return request

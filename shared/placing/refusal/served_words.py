@@ -23,7 +23,7 @@ MOST_MISSING = 3
 def in_served_words(
     request: PodRequest, node: MirroredNode
 ) -> tuple[PodRequest, tuple[Change, ...]] | None:
-    """An idle node fits the returned request.
+    """Return a request that an idle node fits, and the changes of the pod's resources.
 
     The words of the pod's own system come first.
     """
