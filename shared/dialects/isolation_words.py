@@ -61,6 +61,15 @@ def parse_isolation(text: str) -> HeldBy:
     return HeldBy(memory=demand.memory, compute=demand.compute)
 
 
+def isolation_word(demand: HeldBy) -> str:
+    """Return what an author writes for a demand.
+
+    >>> isolation_word(HeldBy(compute="time"))
+    'time'
+    """
+    return next((word for word, held_by in _OF_BOTH.items() if held_by == demand), str(demand))
+
+
 class _Words(HeldBy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only these two are demanded."""
 

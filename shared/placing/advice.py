@@ -35,6 +35,8 @@ class Advice:
     """What helps on a node that refuses the pod for a passing state only."""
     leftovers: str = ""
     """What pods that have ended still hold of GPUs."""
+    isolation: str = ""
+    """That no node offers what the pod demands, and what is offered."""
     reserved_until: int = 0
     """Unix seconds from which fitting GPUs are reserved for others, or 0."""
 
@@ -59,6 +61,8 @@ class Advice:
     def _text_of_changes(self) -> str:
         changed = words(self.changes)
         node = f"node {self.node}"
+        if self.isolation:
+            changed = f"{self.isolation}: {changed}"
         if self.models and any(change.place is Place.ANNOTATION for change in self.changes):
             node += f" ({self.models})"
         if self.waiting:

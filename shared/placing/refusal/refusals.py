@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from operator import itemgetter
 
@@ -37,6 +37,7 @@ from shared.placing.node_filters import (
     check_all,
 )
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
+from shared.placing.refusal.offered_isolation import demands_isolation, with_offered_isolation
 from shared.placing.refusal.served_words import in_served_words
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
@@ -131,8 +132,15 @@ def _advice(
     if rule_hint is not None:
         return Advice(soon=_for_label(request, index) or rule_hint)
     nearest = [node for node, _ in blocked]
-    advice = advise(request, nearest, index) or advise(
-        request, list(_others(index, excluded, possible, nearest)), index
+    advice = None
+    if not possible and demands_isolation(request):
+        others = _others(index, excluded, possible, nearest)
+        nodes = [(node, idle(node, index)) for node in chain(nearest, others)]
+        advice = with_offered_isolation(request, nodes, index.mirror.nodes.values())
+    advice = (
+        advice
+        or advise(request, nearest, index)
+        or advise(request, list(_others(index, excluded, possible, nearest)), index)
     )
     if advice is None:
         advice = _by_other_names(request, nearest, index) or _remedy(
