@@ -358,7 +358,10 @@ def _place_in_order(
     for event, _ in chosen:
         context.mirror.drop(event.pod)
     may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
-    refusal = structs.replace(refused[0][1], permanent=may_fit < needed)
-    explanation = context.index.explanations.get(placement_key(refused[0][0]))
+    if may_fit < needed:
+        never = next(refusal for _, refusal in refused if refusal.permanent)
+        return GangDecision([], len(chosen), never)
+    request, refusal = refused[0]
+    explanation = context.index.explanations.get(placement_key(request))
     waits = explanation is not None and bool(explanation.advice.waiting)
-    return GangDecision([], len(chosen), refusal, waits=waits)
+    return GangDecision([], len(chosen), structs.replace(refusal, permanent=False), waits=waits)

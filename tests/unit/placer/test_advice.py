@@ -59,7 +59,6 @@ CHOICES: tuple[dict[str, str], ...] = (
     {"volcano.sh/vgpu-nouse-gpuuuid": "GPU-n0-0"},
     {"nvidia.com/numa-bind": "true"},
     {"leasehold.dev/isolation": "strict"},
-    {"leasehold.dev/isolation": "mps"},
     {
         "scheduling.koordinator.sh/device-allocate-hint": '{"gpu": {"requiredTopologyScope": '
         '"NUMANode", "selector": {"matchLabels": {"node.koordinator.sh/gpu-model": "A30"}}}}'
