@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from shared.model.devices.device import without_claim
@@ -226,7 +227,8 @@ def waiting_units(
             gangs[queued.pod].append(waiting_pod)
     units = list[WaitingUnit]()
     for id_, pods in gangs.items():
-        gang = pods[0].queued.request.gang
+        named = [gang for pod in pods if (gang := pod.queued.request.gang) is not None]
+        gang = max(named, key=attrgetter("min_member"), default=None)
         if gang is None or not gang.decided_as_one:
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
             continue

@@ -31,7 +31,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.requests.placement import DomainRoom, Placement, Refusal
-from shared.model.requests.request import GpuRequest, PodRequest, Within
+from shared.model.requests.request import Gang, GpuRequest, PodRequest, Within
 from shared.placing.index.node_index import placement_key
 
 SHOWN_DOMAINS = 5
@@ -59,6 +59,12 @@ class GangDecision:
     """Those with the most room, the largest first."""
     further_domains: int = 0
     """Domains with no more room than the last of `domains`."""
+
+
+def strictest(gang: Gang, members: Iterable[PodQueued]) -> Gang:
+    """Pods may name different minimums of their gang: none starts with fewer than it names."""
+    named = [other for event in members if (other := event.request.gang) is not None]
+    return max([gang, *named], key=attrgetter("min_member"))
 
 
 def decide_gang(

@@ -1,5 +1,7 @@
 """Refusals of the placer in words, beside those of a pod that fits nowhere; pure."""
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from services.placer.rounds.gang_decisions import GangDecision
@@ -39,6 +41,24 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
         hint=f"create {missing} more, or lower the gang's minimum; pods with another "
         "schedulerName count once that scheduler has placed them",
         forming=True,
+    )
+
+
+def with_different_minimums(refusal: Refusal, members: Sequence[PodQueued]) -> Refusal:
+    """Name pods with different minimums of their gang, of which the largest counts."""
+    pods: dict[int, str] = {}
+    for event in members:
+        if (gang := event.request.gang) is not None:
+            number = gang.min_member + gang.placed_elsewhere
+            pods[number] = min(event.name, pods.get(number, event.name))
+    if len(pods) < 2:
+        return refusal
+    least, most = min(pods), max(pods)
+    return structs.replace(
+        refusal,
+        reason=f"{refusal.reason}; min-available is {least} in pod {pods[least]} and {most} in pod "
+        f"{pods[most]}: the largest counts",
+        hint=f"write the same min-available into all pods of the gang; or {refusal.hint}",
     )
 
 

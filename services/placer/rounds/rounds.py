@@ -19,6 +19,7 @@ from services.placer.rounds.gang_decisions import (
     choose_beside,
     choose_offer_recipients,
     decide_gang,
+    strictest,
 )
 from services.placer.rounds.gang_domains import topology_of, values_on
 from services.placer.rounds.refusal_texts import (
@@ -28,6 +29,7 @@ from services.placer.rounds.refusal_texts import (
     gang_too_small,
     member_refused,
     too_large_refusal,
+    with_different_minimums,
 )
 from services.placer.rounds.refused_by_rules import RefusedByRules
 from shared.ledger.leases import RedisLeases
@@ -463,10 +465,11 @@ class Rounds:
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             joined = self._joined(members.values(), enrollment.nodes)
-            if gang.min_member <= enrollment.live_count or not members:
-                await self.place(list(members.values()), gang, joined)
+            whole = strictest(gang, members.values())
+            if whole.min_member <= enrollment.live_count or not members:
+                await self.place(list(members.values()), whole, joined)
                 return
-            if await self._gang_round(gang, enrollment, list(members.values()), joined):
+            if await self._gang_round(whole, enrollment, list(members.values()), joined):
                 return
             await self._pause()
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
@@ -495,7 +498,9 @@ class Rounds:
         live = enrollment.live_count
         waiting = enrollment.waiting_count
         if live + waiting < gang.min_member:
-            refusal = gang_too_small(gang, live=live, waiting=waiting)
+            refusal = with_different_minimums(
+                gang_too_small(gang, live=live, waiting=waiting), pods
+            )
             return await self._refuse(
                 pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
@@ -513,6 +518,7 @@ class Rounds:
             refusal = member_refused(gang, *decisions.refused[0])
             return await self._refuse(pods, enrollment, refusal, capacity=capacity)
         refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
+        refusal = with_different_minimums(refusal, pods)
         recipients = choose_offer_recipients(pods)
         return await self._refuse(
             pods, enrollment, refusal, capacity=capacity, recipients=recipients
