@@ -64,8 +64,8 @@ def needs_others(lease: Lease) -> bool:
 class EndingGangs:
     """Which leases end together: a gang as a whole, or so few pods that its minimum stays.
 
-    The rest of the gang of a pod in `ending` stays meanwhile: the API server may refuse those
-    evictions.
+    For example, of a gang of which 6 pods run and 4 must, one or two may end; with a third, all do.
+    The rest of the gang of a pod in `ending` stays: the API server may refuse those evictions.
     """
 
     def __init__(

@@ -26,7 +26,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class NoFit:
-    """`refusal.refusals.explain` puts it into words."""
+    """`refusal.refusals.explain` puts it into words.
+
+    For example, `excluded` is `{("InsufficientCpu", "Insufficient cpu"): 0b101}` if of three nodes
+    the first and the last have too little, and the other one has been removed.
+    """
 
     key: Hashable
     position: int
