@@ -65,7 +65,7 @@ def _offered_words(request: PodRequest, cluster: Iterable[MirroredNode]) -> list
             device = mirrored.device
             if device.mode is not DeviceMode.HAMI_CORE:
                 continue
-            if all(holding_of(container, device) for container in request.containers):
+            if all(holding_of(part, device) is not None for part in request.containers):
                 return []
             offered.update(device.offer.memory, device.offer.compute)
     return [word for word in ADVISED if word in offered]
