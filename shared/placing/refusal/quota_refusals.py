@@ -242,12 +242,20 @@ def quota_hint(
         return _hint_about_places(excesses, administrator, pod)
     if amounts and not places:
         hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
-        if hint.changes or not elsewhere.changes:
-            return hint
+        if hint.changes or not elsewhere.changes or not any(map(_never_met, amounts)):
+            return _or_elsewhere(hint, elsewhere)
     if not elsewhere.changes:
         return Hint(f"waiting does not help: {administrator}")
     there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
     return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
+
+
+def _or_elsewhere(hint: Hint, elsewhere: QuotaChanges) -> Hint:
+    """How much the quota leaves of another model is not known."""
+    if hint.changes or not elsewhere.changes:
+        return hint
+    there = f"if the quota leaves enough of the GPUs of node {elsewhere.node}"
+    return Hint(f"{hint.text}; or {words(elsewhere.changes)}, {there}")
 
 
 def _hint_about_places(
