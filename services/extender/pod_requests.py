@@ -1,4 +1,4 @@
-"""Pods as kube-scheduler sends them, or the API server has them, parsed and remembered."""
+"""Pods as kube-scheduler sends them, or the API server has them, remembered."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -30,24 +30,24 @@ class CachedPod:
     queued: PodQueued
     repels: tuple[AntiAffinityTerm, ...] = ()
     has_claims: bool = False
-    """Their volumes may be provisioned before it is bound."""
+    """Volumes may be provisioned before the Binding."""
     has_preferences: bool = False
     """By affinity or spread."""
     offered_on: NodeName | None = None
-    """The node on which a preemption makes room for it."""
+    """A preemption makes room there."""
     published: tuple[str, int] | None = None
     """The reason and the capacity number that were last published for it."""
     excesses: tuple[QuotaExcess, ...] = ()
     """Exceeded quotas that refused it at the Binding."""
     excess_capacity: int = -1
-    """The capacity number of that refusal: once it rises, the ledger decides again."""
+    """Once it rises, the ledger decides again."""
     node: NodeName | None = None
     """Of its lease."""
     node_until: float = 0.0
 
 
 def has_preferences(spec: ApiPodSpec) -> bool:
-    """Return whether a pod prefers nodes, which only kube-scheduler weighs."""
+    """Only kube-scheduler weighs these."""
     affinity = spec.affinity
     if affinity is not None:
         if affinity.node_affinity is not None and affinity.node_affinity.preferred:
@@ -65,8 +65,6 @@ def has_preferences(spec: ApiPodSpec) -> bool:
 
 @dataclass(eq=False)
 class PodRequests:
-    """The pods that kube-scheduler asks about."""
-
     parser: PodParser
     get_pod: GetPod
 
@@ -75,7 +73,7 @@ class PodRequests:
         """Least recently used first."""
 
     def observe(self, seen: ApiPod) -> CachedPod:
-        """Return the pod. Raises RequestError if it can never be placed this way.
+        """Raise RequestError if the pod can never be placed this way.
 
         For example, a pod of a gang is refused, since kube-scheduler binds pods one by one.
         """

@@ -1,7 +1,7 @@
 """Bodies of kube-scheduler's requests to extenders, and of the replies; pure.
 
-https://github.com/kubernetes/kube-scheduler/blob/master/extender/v1/types.go: the keys are the
-names of Go fields. Any status but 200 is an error whose body kube-scheduler does not read.
+Go fields. kube-scheduler reads no body with another status than 200.
+https://github.com/kubernetes/kube-scheduler/blob/master/extender/v1/types.go: the keys are names of
 """
 
 import msgspec
@@ -34,7 +34,7 @@ class ExtenderFilterResult(msgspec.Struct, rename="pascal", frozen=True, kw_only
 
 
 class HostPriority(msgspec.Struct, rename="pascal", frozen=True):
-    """`HostPriority`: a node's score, 0 to 10."""
+    """The score is 0 to 10."""
 
     host: NodeName
     score: int

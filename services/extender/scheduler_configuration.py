@@ -15,7 +15,7 @@ NATIVE = "kubernetes.io/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerTls:
-    """Paths of kube-scheduler's certificate and key, and of the authority of the extender's."""
+    """`ca` is the authority of the extender's certificate."""
 
     ca: str
     certificate: str
@@ -23,11 +23,9 @@ class SchedulerTls:
 
 
 def scheduler_configuration(url: str, tls: SchedulerTls) -> dict[str, Any]:
-    """Return the KubeSchedulerConfiguration for an extender at a URL.
+    """All nodes are scored, as others may be the only ones with a fitting device.
 
-    Nodes that are not scored may be the only ones with a fitting device, so all are. Without
-    `nodeCacheCapable` each request would carry all Node objects. What leases take of the resources
-    is not kube-scheduler's to count.
+    Without `nodeCacheCapable` each request would carry all Node objects.
     """
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

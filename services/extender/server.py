@@ -48,7 +48,7 @@ Reply = ExtenderFilterResult | ExtenderBindingResult | list[HostPriority]
 
 
 def application(extender: Extender, client_name: str) -> web.Application:
-    """Build the application; only callers with a certificate for `client_name` are served."""
+    """Serve only callers with a certificate for `client_name`."""
 
     async def filter_nodes(args: ExtenderArgs) -> ExtenderFilterResult:
         return extender.filter(args)

@@ -1,7 +1,7 @@
-"""The extender: replies to kube-scheduler's questions about pods that request GPUs.
+"""The extender: replies to kube-scheduler about pods that request GPUs.
 
-Filter and prioritize are answered from a mirror of the ledger, without a call to anything. Bind is
-a request to a binder, which writes the lease and the Binding. Any number of replicas may run.
+Filter and prioritize use a mirror of the ledger and call nothing. Bind is a request to a binder,
+which writes the lease and the Binding. Any number of replicas may run.
 """
 
 import asyncio
@@ -49,9 +49,10 @@ UNKNOWN = "node(s) were not known to Leasehold"
 BEST = 10
 MOST_NODES = 100
 """Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it
-takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go)."""
+takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go).
+"""
 COMPARED_NODES = 16
-"""Nodes that the policy `fragmentation` compares, those that fit most tightly."""
+"""The policy `fragmentation` compares those that fit most tightly."""
 HOLD_S = 2.0
 """Between prioritize and bind pass milliseconds, unless volumes have to be provisioned."""
 VOLUME_HOLD_S = 10.0
@@ -86,7 +87,7 @@ class NodeFilter:
     def verdict(
         self, request: PodRequest, offered: Sequence[NodeName], claimed_on: NodeName | None = None
     ) -> ExtenderFilterResult:
-        """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
+        """On the node `claimed_on`, claimed devices are the pod's own."""
         split = self._split(request)
         nodes = self.index.mirror.nodes
         reasons = split.reasons
@@ -164,10 +165,7 @@ def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilt
 def scores(
     request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
 ) -> dict[NodeName, int]:
-    """Return the score of each offered node that the mirror has; the best one alone has `BEST`.
-
-    Of equal nodes the one whose name sorts first is the best.
-    """
+    """Only the best has `BEST`; of equal nodes it is the one whose name sorts first."""
     mirrored = index.mirror.nodes
     nodes = [node for name in offered if (node := mirrored.get(name)) is not None]
     if not nodes:
@@ -201,7 +199,7 @@ def best_nodes(
 
 
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
-    """Return the ranks of nodes; those for the preferred mode come first."""
+    """Those for the preferred mode come first."""
     by_mode = [
         index.ranked_nodes(request_kind(request, mode)[0]) for mode in allowed_modes(request)
     ]
@@ -262,7 +260,7 @@ class Extender:
 
     @emits
     async def filtered_out(self) -> AsyncIterator[Sequence[PodFilteredOut]]:
-        """Publish the pods that no node fits, when their reason or the free capacity changes."""
+        """An event is published when the reason or the free capacity changes."""
         while True:
             await self._has_refused.wait()
             await self.clock.sleep(FLUSH_S)
@@ -376,7 +374,6 @@ class Extender:
         self._has_refused.set()
 
     def _place(self, request: PodRequest, node: NodeName) -> Placement:
-        """Return the shares that the pod gets on a node, or none."""
         mirrored = self.mirror.nodes.get(node)
         if mirrored is None:
             return Placement(node=node, shares=())
@@ -408,10 +405,9 @@ class Extender:
         self.mirror.drop_counted()
 
     async def _request(self, pod: CachedPod, node: NodeName) -> PodBindingReply:
-        """Request the lease and the Binding; meanwhile the share counts as used.
+        """A held share is requested as it is.
 
-        A held share is requested as it is. Until its lease is confirmed, the mirror may count it
-        twice.
+        Until its lease is confirmed, the mirror may count it twice.
         """
         queued = pod.queued
         _, placement = self._holds.pop(queued.pod, (0.0, None))

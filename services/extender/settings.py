@@ -10,7 +10,7 @@ from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderSettings(RequestSettings, ApiServerSettings, LedgerSettings):
-    """Settings of the extender; those about requests must be the watchers'."""
+    """Settings about requests must be the watchers'."""
 
     listen: str = setting(
         "127.0.0.1:0", "HOST:PORT that kube-scheduler calls; port 0: any", address=True

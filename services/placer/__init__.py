@@ -1,1 +1,1 @@
-"""Chooses a node and devices for each queued pod and reserves them, or publishes why none fit."""
+"""Chooses nodes and devices for queued pods and reserves them, or publishes why none fit."""

@@ -1,7 +1,6 @@
 """The placer: reserves capacity for queued pods, or publishes why there is none.
 
-Replicas share one queue without coordination: each decides on its own mirror of the ledger, and the
-ledger checks that each decision still fits.
+Replicas share one queue without coordination: the ledger checks that each decision still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,7 +34,7 @@ RULES_EVERY_S = 0.3
 
 @dataclass(eq=False)
 class Placer:
-    """Decides for batches of pods; two events for one pod lead to one lease."""
+    """Two events for one pod lead to one lease."""
 
     ledger: RedisLeases
     clock: Clock
@@ -96,7 +95,7 @@ class Placer:
 
     @emits
     async def requeue_refused(self) -> AsyncIterator[Sequence[PodQueued]]:
-        """Publish pods again that their rules about other pods refused, once those have changed."""
+        """Publish refused pods again once what their rules about other pods count has changed."""
         while True:
             await self.clock.sleep(RULES_EVERY_S)
             if self.unready_reason() is None:
@@ -106,7 +105,7 @@ class Placer:
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:
-        """Publish the size of the largest device, for services without a mirror."""
+        """For services without a mirror."""
         while True:
             memory_mib, memory_units = (
                 self.mirror.largest_device() if self.unready_reason() is None else (0, 0)

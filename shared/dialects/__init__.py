@@ -1,4 +1,4 @@
-"""The dialects: vendors' ways of requesting GPUs, a folder per vendor, in one table; pure."""
+"""The dialects: vendors' ways of requesting GPUs; pure."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,6 @@ STATUS_RESOURCES = frozenset().union(*(d.status_resources for d in DIALECTS.valu
 """Written by node agents into node status."""
 
 LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
-"""Counted by device in the ledger: not ordinary resources of a node."""
 
 RESOURCE_PREFIXES = (
     "volcano.sh/",
@@ -41,14 +40,14 @@ RESOURCE_PREFIXES = (
     "nvidia.com/priority",
     "leasehold.dev/",
 )
-"""Of all `GPU_RESOURCES`; other names may have them, too."""
+"""Other names may have them, too."""
 
 SCHEDULERS = tuple(
     dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))
 )
-"""Of pods that Leasehold places: its own, and those of vendors' schedulers."""
+"""Of pods that Leasehold places."""
 KUBE_SCHEDULER = "leasehold-full"
-"""Of pods that a kube-scheduler with Leasehold's extender schedules."""
+"""A kube-scheduler with Leasehold's extender."""
 
 REQUEST_ANNOTATIONS = frozenset({ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}).union(
     *(d.request_annotations for d in DIALECTS.values())

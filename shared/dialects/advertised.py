@@ -1,4 +1,4 @@
-"""The advertisement of a node: device-plugin lists, node status, annotations, labels; pure."""
+"""What a node advertises; pure."""
 
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,9 +9,9 @@ from shared.model.devices.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 
 TRIGGER = "leasehold.dev/share"
-"""A resource for dialects without one that the kubelet can allocate, so that it calls Allocate."""
+"""For dialects whose resources the kubelet does not allocate."""
 TRIGGERS = 100
-"""Device IDs of `TRIGGER` per device: the most shares of it."""
+"""The most shares of a device."""
 NumaNodes = tuple[int, ...]
 _DIGITS = string.digits + string.ascii_lowercase
 
@@ -37,23 +37,19 @@ class PluginDeviceId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSoftware:
-    """The software of a node, as far as its advertisement depends on it."""
-
     driver_version: str = ""
-    """Of the GPUs' driver; or empty."""
+    """Empty if it is unknown."""
     isolation_available: bool = False
-    """Whether a process of this node can load the installed library of HAMi-core."""
+    """A process of this node can load HAMi-core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObject:
-    """A cluster-scoped custom object, named like its node, that lists the node's devices."""
-
     collection: str
     """API path, such as `/apis/GROUP/VERSION/PLURAL`."""
     kind: str
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """To set, or None to remove one. Other keys are not changed."""
+    """None removes a label. Other keys are not changed."""
     devices: tuple[Mapping[str, Any], ...] = ()
     """`spec.devices`. The writer of the object adds the time of a condition."""
 
@@ -64,18 +60,18 @@ class Advertisement:
     """By resource, for the device plugin."""
     node_status: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """To set, or None to remove one."""
+    """None removes an annotation."""
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """To set, or None to remove one."""
+    """None removes a label."""
     own_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that other programs may write, too: ours are removed once they are not here."""
+    """Other programs may write them, too: ours are removed once they are not here."""
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ours, in comma-separated annotations that others also write."""
     objects: tuple[NodeObject, ...] = ()
 
 
 def shared_devices(devices: Iterable[Device]) -> list[Device]:
-    """Leave out devices in MIG mode, which most dialects do not know."""
+    """Devices in MIG mode are left out."""
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
@@ -94,7 +90,7 @@ def numbered_ids(
 
 
 def numbered_id(device: DeviceUuid, number: int) -> str:
-    """Return a device ID in the form of NVIDIA's plugin, by which dcgm-exporter finds the GPU.
+    """Return a device ID in the form by which dcgm-exporter finds the GPU.
 
     >>> numbered_id(DeviceUuid("GPU-8f1a"), 3)
     'GPU-8f1a::3'
@@ -103,7 +99,7 @@ def numbered_id(device: DeviceUuid, number: int) -> str:
 
 
 def base36(number: int) -> str:
-    """Format a whole number in base 36, for short device IDs.
+    """Format a whole number for short device IDs.
 
     >>> base36(1295)
     'zz'

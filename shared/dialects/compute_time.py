@@ -1,4 +1,4 @@
-"""What a container gets by which its cores are held by GPU time; pure."""
+"""What a container gets whose cores are held by GPU time; pure."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from shared.model.leases.lease import Share
 DIRECTORY = "/usr/local/leasehold"
 LIBRARY = f"{DIRECTORY}/libleasehold-time.so"
 LIMITS = f"{DIRECTORY}/time-limits"
-"""A file that the container can read only. Here and below, paths are inside containers."""
+"""Read-only in the container. Here and below, paths are inside containers."""
 USE_DIRECTORY = "/tmp/leasehold-time"  # noqa: S108 - inside the container
 """Of the file that the container's processes share."""
 PRELOAD = "/etc/ld.so.preload"
@@ -20,10 +20,10 @@ _PRELOAD_VARIABLE = "LD_PRELOAD"
 def with_compute_time(
     setup: ContainerSetup, shares: Iterable[Share], own: str, paths: Paths
 ) -> ContainerSetup:
-    """Return the setup with the library of compute time, if it holds a share.
+    """Return the setup with the library of compute time, if a share needs it.
 
-    `own` is the beginning of the container's paths on the node. The library comes before HAMi-core,
-    whose own limit of cores is off then: two limiters would hold each other up.
+    `own` begins the container's paths on the node. HAMi-core's own limit of cores is off beside it:
+    two limiters would hold each other up.
     """
     if not any(share.compute == "time" for share in shares):
         return setup

@@ -1,4 +1,4 @@
-"""Requests of pods that demand what holds their shares; pure."""
+"""Requests of pods that demand an isolation; pure."""
 
 from msgspec import structs
 
@@ -12,7 +12,7 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 
 def whole_gpus(request: PodRequest, container: GpuRequest) -> tuple[Change, ...]:
-    """Return the changes with which a container requests as many whole GPUs; empty if none can."""
+    """Return how a container requests whole GPUs, or () if it cannot."""
     dialect = DIALECTS[request.dialect]
     whole = structs.replace(
         container,

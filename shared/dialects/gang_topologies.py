@@ -1,4 +1,4 @@
-"""The labels of nodes that pods of a gang share, in annotations of Kueue and KAI; pure.
+"""Labels of nodes that pods of a gang share, in annotations of Kueue and KAI; pure.
 
 https://kueue.sigs.k8s.io/docs/concepts/topology_aware_scheduling/
 https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/topology
@@ -23,7 +23,7 @@ READ_ANNOTATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GangTopology:
-    """Labels of nodes: all pods must, or should, run on nodes with the same values."""
+    """All pods must, or should, run on nodes with the same values."""
 
     required: tuple[str, ...] = ()
     preferred: tuple[str, ...] = ()
@@ -33,9 +33,7 @@ NO_TOPOLOGY = GangTopology()
 
 
 def parse_topology(annotations: Mapping[str, str]) -> GangTopology:
-    """Parse the annotations of a pod in a gang.
-
-    Raises RequestError for what is no key of a label, and for KAI's segments of a gang.
+    """Raise RequestError for what is no key of a label, and for KAI's segments.
 
     >>> parse_topology({"kueue.x-k8s.io/podset-required-topology": "example.com/rack"}).required
     ('example.com/rack',)

@@ -1,7 +1,7 @@
 """Which values of annotations name GPUs for a plugin of the container runtime; pure.
 
-CRI-O, NRI plugins and others read CDI devices or device nodes from annotations of pods, under keys
-that can be configured. So the value decides, under any key.
+CRI-O, NRI plugins and others read CDI devices or device nodes under configurable keys, so only the
+value decides.
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -13,7 +13,7 @@ TEXT_ANNOTATIONS = (
     "kubectl.kubernetes.io/last-applied-configuration",
     "kubernetes.io/description",
 )
-"""Defined by Kubernetes as text for people and kubectl: no runtime reads them."""
+"""Text for people and kubectl, as Kubernetes defines: no runtime reads them."""
 
 _PATHS = re.compile(r"[\w.~%/-]+", re.ASCII)
 _LINES = re.compile(r"\\[nrt]")
@@ -26,7 +26,7 @@ _NODES = re.compile(
 """Device nodes of GPUs; those in /dev/char by the major numbers of NVIDIA and of DRM."""
 
 _CDI_NAMES = re.compile(r"(?<![\w.-])([\w.-]+)/([\w.-]+)(?:=|\\u003d)\w", re.ASCII | re.IGNORECASE)
-"""VENDOR/CLASS=DEVICE; some libraries escape the equals sign in JSON."""
+"""VENDOR/CLASS=DEVICE, with the equals sign perhaps escaped in JSON."""
 _GPU_VENDORS = ("nvidia", "leasehold")
 _GPU_CLASSES = re.compile(r"(?:[\w.-]*[-_.])?(?:v?gpu|mig)s?(?:[-_\d][\w.-]*)?", re.IGNORECASE)
 
@@ -34,14 +34,12 @@ _MAJOR_NUMBER = (
     r"""(?i)\bmajor["\x27]?\s*:\s*["\x27]?(?:[&*!+?#]|195\b|226\b|0[\dbox_]|\d+_)"""
     r"""|&[\w-]+\s+["\x27]?major\b"""
 )
-"""The major number of a device node under any path: NVIDIA's or DRM's, or one that YAML does not
-write in plain decimal digits."""
+"""Under any path: NVIDIA's, DRM's, or one that is not in plain decimal digits."""
 _HIDDEN = (
     r"(?i)\\(?:u00|u000000|x)(?:2[def]|3[0-9a]|[46][1-9a-f]|[57][0-9a])"
     r"|[\w/.=-]\\\r?\n\s*[\w/.=-]|!!?binary|yaml\.org,2002"
 )
-"""Letters, digits and slashes in a form that no library writes: escapes, words over two lines,
-base64."""
+"""Forms that no library writes: escapes of letters and digits, words over two lines, base64."""
 
 _NODE_NAMES = r"(?:nv(?:idia|host|map|gpu|sciipc)|dri\b|dxg\b|char/(?:195|226):)"
 _IN_DEV = rf"dev/(?:[\w.~%/-]*\.\./)?[./]*{_NODE_NAMES}"
@@ -59,17 +57,16 @@ RUNTIME_PATTERNS = {
 }
 r"""The same as regular expressions (RE2) for the API server, after `\/` was replaced by `/`.
 
-It cannot resolve a path, so it denies one with `..` or below another root that may lead to a GPU.
-It ends an expression at a cost of 1,000,000, and a match costs a fortieth of the characters of the
-text times those of the pattern. With an expression per pattern, and at most 152 characters in each,
-256 KiB of annotations, the most there can be, stay below that.
+It cannot resolve a path, so one with `..` or below another root is denied if it may lead to a GPU.
+An expression may cost 1,000,000; a match costs a fortieth of the text's characters times the
+pattern's. With at most 152 characters in each pattern, 256 KiB of annotations fit.
 """
 
 _DIRECT = tuple(re.compile(pattern) for pattern in (_MAJOR_NUMBER, _HIDDEN))
 
 
 def named_gpu(value: str) -> str:
-    """Return the part of an annotation's value that names a GPU, or an empty text.
+    """Return the part of a value that names a GPU, or "".
 
     >>> named_gpu("nvidia.com/gpu=0")
     'nvidia.com/gpu=0'
@@ -91,10 +88,7 @@ def named_gpu(value: str) -> str:
 
 
 def _is_gpu(vendor: str, device_class: str) -> bool:
-    """Return whether a CDI device is a GPU.
-
-    A class with a dot, as in `nvidia.com/gpu.product=...`, is a label of nodes.
-    """
+    """A class with a dot, as in `nvidia.com/gpu.product=...`, is a label of nodes."""
     if _GPU_CLASSES.fullmatch(device_class):
         return True
     by_vendor = any(name in vendor.lower() for name in _GPU_VENDORS)

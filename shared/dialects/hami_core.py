@@ -1,4 +1,4 @@
-"""The variables and mounts with which HAMi-core limits a container to its shares; pure."""
+"""Variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_memo(
     pod: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
-    """Encode the memo of a pod, or return "" if its shares say the same."""
+    """Return "" if the shares say the same."""
     init = tuple(container.name for container in pod.containers if container.init)
     containers = tuple(container.name for container in pod.containers if not container.init)
     if (
@@ -39,7 +39,7 @@ def encode_memo(
 
 
 def decode_memo(lease: Lease) -> PodMemo:
-    """Raises RequestError if the memo is malformed."""
+    """Raise RequestError if the memo is malformed."""
     if not lease.memo:
         return PodMemo(containers=lease.containers)
     try:
@@ -55,7 +55,7 @@ LIBRARY_NAME = "libvgpu.so"
 LIBRARY = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
 """In containers, and by default on the host."""
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
-"""Of every device; with `_` and a number, of one device by its number in the container."""
+"""With `_` and a number, of that device in the container."""
 CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY = "CUDA_TASK_PRIORITY"
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -63,16 +63,16 @@ CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 POLICY = "GPU_CORE_UTILIZATION_POLICY"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ERRORS_ONLY = "1"
-"""Other levels write notices to standard error, which breaks programs that parse it."""
+"""Other levels write to standard error, which breaks programs that parse it."""
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
-"""Of the region file inside the container, in Volcano's plugin and ours."""
+"""The region file's directory, as in Volcano's plugin."""
 FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
-"""The library's default path of the region, used by processes without environment."""
+"""For processes without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
-"""Of the lock that the library holds while it looks up its process ID on the host."""
+"""Held by the library while it looks up its process ID on the host."""
 OVERRIDES = "/overrideEnv"
-"""From this file the library sets variables, whatever the environment is."""
+"""The library sets variables from this file, whatever the environment is."""
 _OVERRIDDEN = ("CUDA_", POLICY)
 """Prefixes of variables that set limits."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
@@ -88,17 +88,9 @@ def limited_setup(
 ) -> ContainerSetup:
     """Return a container's devices, their limits, and the mounts that enforce them.
 
-    If HAMi-core holds none of its shares, as where the driver holds their memory, it gets its
-    devices only.
-
-    `regions` is the directory of the region file inside the container, `more` are variables of the
-    dialect. HAMi-core numbers devices as CUDA does, by PCI address, in whatever order the variable
-    lists them, so devices and limits are sorted by index.
-
-    What the container can write, no other container can read. The region is also mounted where a
-    process without environment looks for it, and the preload file makes such a process load the
-    library. A limit of cores is enforced regardless of the region's switch. The container's own
-    file of overrides hides one of the image.
+    HAMi-core numbers devices as CUDA does, by PCI address, so devices and limits are sorted by
+    index. The region is also mounted where a process without environment looks for it; the preload
+    file makes such a process load the library. No other container can read what this one can write.
 
     Raises RequestError for a share without memory, which would have no limit.
     """
@@ -138,27 +130,20 @@ def limited_setup(
 
 
 def lock_mount(own: str) -> Mount:
-    """Mount a lock of the container's own, below its directory `own` on the host.
-
-    With a lock per node, any container could block all others.
-    """
+    """A lock per node would let any container block all others."""
     return mount(LOCKS, f"{own}.lock")
 
 
 def override_mount(own: str) -> Mount:
-    """Mount the container's own overrides, below its directory `own` on the host.
+    """Hide the image's `/overrideEnv`, whose variables the library sets in each process.
 
-    The library sets the variables of `/overrideEnv` in each process. A file of the image could lift
-    a limit of cores, or give child processes a region without limits.
+    They could lift a limit of cores, or give child processes a region without limits.
     """
     return mount(OVERRIDES, f"{own}.env", read_only=True)
 
 
 def overrides(environment: Mapping[str, str]) -> str:
-    """Return the file of overrides: the container's variables that set limits.
-
-    The library reads lines `NAME=VALUE` up to the first without `=`.
-    """
+    """The library reads lines `NAME=VALUE` up to the first without `=`."""
     lines = (
         f"{name}={value}\n"
         for name, value in sorted(environment.items())
@@ -168,10 +153,10 @@ def overrides(environment: Mapping[str, str]) -> str:
 
 
 def limited_cores(shares: Sequence[Share]) -> int:
-    """Return the percent of the cores to which the library holds a container; 0 if it does not.
+    """Return the percent of the cores to which the library holds a container, or 0.
 
-    It has one limit for all GPUs of a container. A limit where a lease says that nothing, or
-    another enforcer, holds the cores would slow down programs that may use what is idle.
+    The library has one limit for all GPUs. It must not limit cores that nothing, or another
+    enforcer, holds: programs could not use what is idle.
     """
     held = [share.cores_percent for share in shares if share.compute == "hami-core"]
     return held[0] if held else 0
@@ -182,7 +167,7 @@ def is_limited(setup: ContainerSetup) -> bool:
 
 
 def whole_setup(lease: Lease, container: str) -> ContainerSetup:
-    """Return whole devices, without limits. Raises RequestError if the container has none."""
+    """Raise RequestError if the container has no device."""
     return ContainerSetup(
         environment={VISIBLE: ",".join(share.device for share in required_shares(lease, container))}
     )
@@ -193,7 +178,7 @@ def shares_by_index(lease: Lease, container: str) -> list[Share]:
 
 
 def required_shares(lease: Lease, container: str) -> Sequence[Share]:
-    """Return a container's shares by device index. Raises RequestError if there are none."""
+    """Raise RequestError if there are none."""
     shares = shares_by_index(lease, container)
     if not shares:
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
@@ -201,7 +186,7 @@ def required_shares(lease: Lease, container: str) -> Sequence[Share]:
 
 
 def encode_share(share: Share, memory: int) -> str:
-    """Encode a share as HAMi's and Volcano's annotations do: `id,NVIDIA,memory,cores:`.
+    """Encode `id,NVIDIA,memory,cores:`, as HAMi and Volcano write it.
 
     The id is the UUID, or `uuid[layout-position]` for a MIG instance.
     """
@@ -211,7 +196,7 @@ def encode_share(share: Share, memory: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResources:
-    """A vendor's resource names: a number of GPUs, and of each memory, percent of it, and cores."""
+    """A vendor's resource names."""
 
     count: str
     memory: str
@@ -237,7 +222,7 @@ class ShareResources:
         return {name: amount for name, amount in amounts.items() if amount}
 
     def one_memory(self, pod: PodManifest, counted: str, unused: str) -> Iterator[Hint]:
-        """Yield the amount of memory that has no effect, as `counted` is beside it."""
+        """Yield the memory that has no effect beside `counted`."""
         for container in pod.containers:
             amounts = container.amounts
             if amounts.get(counted) and amounts.get(unused):
@@ -255,7 +240,7 @@ class ShareResources:
         }
 
     def released(self, share: Share) -> dict[str, int]:
-        """Return the requested units of memory and the cores that a resize has released."""
+        """In units of memory, and cores."""
         if share.requested_size is None:
             return {}
         return {
@@ -265,20 +250,20 @@ class ShareResources:
 
 
 def _size(share: Share) -> str:
-    """Format a limit for the library: in MiB, or in bytes if it is not a whole number of MiB."""
+    """In MiB if it is a whole number of these, else in bytes."""
     mib, rest = divmod(share.limit_bytes, MIB)
     return str(share.limit_bytes) if rest else f"{mib}m"
 
 
 def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mount, Mount]:
-    """Return both mounts; a mount inside the other one comes second."""
+    """A mount inside the other one comes second."""
     library = mount(LIBRARY, paths.library, read_only=True)
     region = mount(regions, directory)
     return (region, library) if LIBRARY.startswith(f"{regions}/") else (library, region)
 
 
 def mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
-    """Mount a read-only file or a writable directory."""
+    """Directories are writable, files read-only."""
     return Mount(
         container_path=container_path,
         host_path=host_path,

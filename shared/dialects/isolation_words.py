@@ -1,4 +1,4 @@
-"""The annotation by which a pod or namespace demands what holds its shares; pure."""
+"""The annotation by which a pod or namespace demands an isolation; pure."""
 
 import difflib
 import re
@@ -39,9 +39,7 @@ _HOW = (
 
 
 def parse_isolation(text: str) -> HeldBy:
-    """Return what the annotation's value demands; nothing for `strict`.
-
-    Raises RequestError that says what to write instead.
+    """Return nothing for `strict`. Raises RequestError that says what to write instead.
 
     >>> parse_isolation("driver").memory
     'driver'
@@ -63,6 +61,15 @@ def parse_isolation(text: str) -> HeldBy:
     return HeldBy(memory=demand.memory, compute=demand.compute)
 
 
+def isolation_word(demand: HeldBy) -> str:
+    """Return what an author writes for a demand.
+
+    >>> isolation_word(HeldBy(compute="time"))
+    'time'
+    """
+    return next((word for word, held_by in _OF_BOTH.items() if held_by == demand), str(demand))
+
+
 class _Words(HeldBy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only these two are demanded."""
 
@@ -77,12 +84,11 @@ def _unknown(text: str) -> RequestError:
 
 
 _FIELDS = {"mem": "memory", "cores": "compute", "core": "compute", "gpucores": "compute"}
-"""Other names of what is held."""
 _PAIR = r"([a-z]+) *[=:] *([a-z_-]+)"
 
 
 def _meant(text: str) -> str:
-    """Return the value that was probably meant, or an empty text.
+    """Return the value that was probably meant, or "".
 
     >>> _meant("memory:driver; cores=Time"), _meant("hami")
     ('memory=driver,compute=time', 'hami-core')

@@ -1,7 +1,4 @@
-"""Which resource was meant by one that no system has, by its prefix and by what it measures; pure.
-
-What is advised keeps the system whose prefix was written, what is measured, and how much of it.
-"""
+"""Which resource was meant by one that no system has; pure."""
 
 import contextlib
 import math
@@ -66,7 +63,7 @@ FAMILIES: tuple[tuple[str, Mapping[Measure, str]], ...] = (
         },
     ),
 )
-"""Resources by the beginning of a name; systems that Leasehold does not read come last."""
+"""Systems that Leasehold does not read come last."""
 MEASURED: Mapping[str, Measure] = {
     **{name: measure for _, resources in FAMILIES for measure, name in resources.items()},
     koordinator.PREFIX + koordinator.SHARED: Measure.GPUS,
@@ -80,30 +77,29 @@ _UNIT_MIB = {
 }
 """Of resources that are not a number of MiB."""
 FOREIGN_GIB = 256
-"""Of systems that Leasehold does not read, less memory is a number of GiB: several of them count
-so, and no program for CUDA runs in so few MiB."""
+"""Less memory of a foreign system is a number of GiB: no CUDA program runs in so few MiB."""
 _MIG = re.compile(r"nvidia\.com/mig[-_.]?(\d)g[-_.]?(\d+)gb.*", re.ASCII)
 _OF_SIZE = re.compile(r"nvidia\.com/gpu-(\d{1,4})gb", re.ASCII)
-"""A part of a GPU with so much memory, as some operators of MPS name it."""
+"""Some operators of MPS name a part with so much memory so."""
 ACCELERATORS = re.compile(
     r"gaudi|neuron|ascend|qaic|(?<![a-z])(?:tpu|mlu|dcu|gcu|vgcu|npu|xpu|ppu)(?![a-z])"
     r"|(?:mlu|dcu)num"
 )
-"""Parts of names of resources of other vendors, in small letters, as device plugins have them."""
+"""Of device plugins of other vendors."""
 _OF_UNIT = re.compile(r"\.(\d{1,5})(mi|gi)", re.ASCII)
-"""Ends a name whose amount is a number of such units of memory."""
+"""The amount is a number of such units."""
 _FRACTION = re.compile(r"(\d{1,3})/([1-9]\d{0,2})", re.ASCII)
 _SIZE = re.compile(
     r"(\d{1,9}|\d{1,3}(?:[,_]\d{3}){1,2}|\d{1,9}\.\d{1,9})\s*(?:([kmgt])(ib|i|b|))?", re.ASCII
 )
-"""An amount of memory as people write it, in small letters, where no quantity is."""
+"""As people write memory, in small letters."""
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _SCALES_MIB = {
     scale + ending: Fraction((1000 if ending == "b" else 1024) ** power, MIB)
     for scale, power in _POWERS.items()
     for ending in ("b", "ib", "i", "")
 }
-"""MiB of each scale. One without `b` is binary, as in Docker's and HAMi-core's settings."""
+"""Without `b` it is binary, as in Docker's and HAMi-core's settings."""
 _MEASURES = (
     (("neuroncore",), (), Measure.GPUS),
     (("mem",), ("percent", "ratio"), Measure.MEMORY_PERCENT),
@@ -113,7 +109,7 @@ _MEASURES = (
     (("percent", "ratio"), (), Measure.MEMORY_PERCENT),
     (("gpu", "cuda"), (), Measure.GPUS),
 )
-"""Parts of which a name has one, of each of two lists, and what it measures; the first counts."""
+"""A name has a part of each of two lists; the first row counts."""
 MOST_GPUS = 16
 """No node has more: a larger number is one of hundredths of a GPU."""
 IN_HUNDREDTHS = frozenset(
@@ -123,11 +119,11 @@ IN_HUNDREDTHS = frozenset(
         vcuda.CORE,
     }
 )
-"""Of GPUs, whose names do not say so."""
+"""Names that do not say so."""
 
 
 def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
-    """Return what to write instead of an unknown resource, or None if it seems to be no GPU's.
+    """Return None if the resource seems to be no GPU's.
 
     >>> meant_resource("nvidia.com/gpu-memory", 3000).text
     'nvidia.com/gpumem'
@@ -163,7 +159,7 @@ def meant_resource(name: str, amount: int, container: str = "") -> Hint | None:
 
 
 def memory_mib(name: str, amount: int) -> int:
-    """Return how much of a GPU's memory was meant by an unknown resource, or 0 if it is none.
+    """Return 0 if no memory was meant.
 
     >>> memory_mib("aliyun.com/gpu-mem", 3), memory_mib("habana.ai/gaudi", 1)
     (3072, 0)
@@ -197,7 +193,6 @@ def _resource(small: str, measure: Measure) -> tuple[str, str]:
 
 
 def _value(resource: str, measure: Measure, amount: int, *, is_foreign: bool) -> str:
-    """Return the amount in the unit of a resource."""
     if resource in IN_HUNDREDTHS and measure is Measure.GPUS and amount <= MOST_GPUS:
         return str(amount * 100)
     if is_foreign and measure is Measure.MEMORY:
@@ -214,7 +209,7 @@ def _text(amount: int) -> str:
 def meant_part(name: str, text: str, others: Collection[str], container: str = "") -> Hint | None:
     """Return how a part of a GPU is requested that was written as a fraction or with `%`.
 
-    `others` are the other resources of the container. Returns None for any other text.
+    `others` are the container's other resources. Returns None for any other text.
 
     >>> meant_part("nvidia.com/gpu", "0.5", ()).text
     'for 50 % of a GPU write nvidia.com/gpu: 1 and nvidia.com/gpumem-percentage: 50'
@@ -241,7 +236,7 @@ def meant_part(name: str, text: str, others: Collection[str], container: str = "
 
 
 def _number(text: str) -> Fraction | None:
-    """Return a quantity, a percentage or a fraction such as `1/2`, or None for any other text."""
+    """Return a quantity, a percentage or a fraction such as `1/2`, or None."""
     with contextlib.suppress(RequestError):
         if fraction := _FRACTION.fullmatch(text):
             return Fraction(int(fraction[1]), int(fraction[2]))
@@ -250,7 +245,6 @@ def _number(text: str) -> Fraction | None:
 
 
 def _as_people_write(name: str, measure: Measure, text: str, container: str) -> Hint | None:
-    """Return what was meant by an amount that is no number: a size such as `8 GB`, or a word."""
     size = _SIZE.fullmatch(text.lower())
     if measure is Measure.MEMORY and size is not None:
         digits, scale, binary = size.groups()
@@ -296,7 +290,7 @@ def _part(
 
 
 def translated(container: ContainerManifest, own: Collection[str]) -> Iterator[Change]:
-    """Yield the changes with which a container requests the same by the resources of one system."""
+    """Request the same by the resources of one system."""
     amounts = {name: amount for name, amount in container.amounts.items() if amount}
     family = next(
         resources for _, resources in FAMILIES if not set(own).isdisjoint(resources.values())
@@ -320,7 +314,7 @@ def _converted(name: str, amount: int, resource: str) -> str:
 
 
 def more_than_none(name: str, container: str) -> Change:
-    """Return the change of a resource that is requested with 0: one GPU, or 4 GiB of one."""
+    """Change a resource that is requested with 0 to one GPU, or 4 GiB of one."""
     if MEASURED.get(name) is Measure.MEMORY:
         return limit(container, name, _text(math.ceil(4096 / _UNIT_MIB.get(name, Fraction(1)))))
     hundredths = name in IN_HUNDREDTHS or MEASURED.get(name) is not Measure.GPUS

@@ -1,7 +1,7 @@
-"""The data of schedulers' and node monitors' metrics, and the tables of vendors' metrics; pure.
+"""Metrics of schedulers and node monitors, in the form of vendors' tables; pure.
 
-Tables have the names, labels and units that users' dashboards know: a value may be a label there,
-and a percentage be called a ratio.
+Names, labels and units are those of users' dashboards: a value may be a label, and a percentage
+called a ratio.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
 
     @property
     def allocated_part(self) -> float:
-        """Of its memory, 0 to 1."""
+        """0 to 1."""
         return self.used_memory_mib / max(self.memory_mib, 1)
 
 
@@ -77,11 +77,11 @@ class ShareAllocation:
     held: Share | Booking
     """The container's share, or all that the pod takes of the device."""
     measured: MeasuredView | None = None
-    """By the node's agent, or None if it is not known."""
+    """None if it is not known."""
 
     @property
     def container_index(self) -> int:
-        """Among the containers with shares, or 0 for all of the pod."""
+        """0 for all of the pod."""
         held = self.held
         return self.lease.containers.index(held.container) if isinstance(held, Share) else 0
 
@@ -109,7 +109,6 @@ class ShareAllocation:
 
     @property
     def used_cores_part(self) -> float | None:
-        """Of the device, 0 to 1, or None if it is not known."""
         used_percent = self.measured.cores_percent if self.measured else None
         return None if used_percent is None else used_percent / 100
 
@@ -137,7 +136,7 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsage:
-    """A container's memory on a device as HAMi-core counts it, in bytes."""
+    """In bytes, as HAMi-core counts it."""
 
     context: int = 0
     module: int = 0

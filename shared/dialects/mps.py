@@ -1,4 +1,4 @@
-"""What a container gets by which MPS holds its shares; pure."""
+"""What a container gets whose shares MPS holds; pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,19 +27,18 @@ def held_by_mps(share: Share) -> bool:
 
 
 def daemon_name(holder: PodUid, container: str) -> str:
-    """Return the name of a container's daemon or namespace; a socket's path is short."""
+    """A socket's path is short."""
     return _short(f"{holder}/{container}")
 
 
 def shared_daemon_name(device: DeviceUuid) -> str:
-    """Return the name of the directory of a GPU's daemon."""
     return f"gpu-{_short(device)}"
 
 
 def shared_gpu(shares: Sequence[Share]) -> DeviceUuid:
-    """Return the GPU whose shared server holds a container's shares, or an empty text.
+    """Return the GPU whose shared server holds the shares, or "".
 
-    A container has shares of one such GPU: a program connects to one server.
+    A program connects to one server.
     """
     gpus = (share.device for share in shares if "mps-shared" in (share.memory, share.compute))
     return next(gpus, DeviceUuid(""))
@@ -54,7 +53,7 @@ def pipe_directory(shares: Sequence[Share], holder: PodUid, container: str, root
 
 
 def thread_percent(shares: Sequence[Share]) -> int:
-    """Return the percentage of a daemon: that of the smallest share, which all devices get.
+    """All devices get the percentage of the smallest share.
 
     A share without a limit of cores has all threads.
     """
@@ -63,7 +62,6 @@ def thread_percent(shares: Sequence[Share]) -> int:
 
 
 def memory_limits_mib(shares: Sequence[Share]) -> dict[str, int]:
-    """Return what each process may have of each device that MPS limits, rounded down to MiB."""
     return {share.device: share.limit_bytes // MIB for share in shares if share.memory in MPS}
 
 
@@ -74,10 +72,9 @@ def _short(text: str) -> str:
 def with_mps(
     setup: ContainerSetup, shares: Sequence[Share], holder: PodUid, container: str, paths: Paths
 ) -> ContainerSetup:
-    """Return the setup with the directory of the container's socket, if MPS holds a share.
+    """Return the setup with the socket's directory, if MPS holds a share.
 
-    Variables of the image are replaced: a limit of a device that is not there lifts all limits of a
-    process.
+    Variables of the image are replaced: a limit of an absent device lifts all limits of a process.
     """
     if not any(map(held_by_mps, shares)):
         return setup

@@ -1,8 +1,6 @@
 """The gang that a pod names: for Kubernetes, Volcano, coscheduling or Koordinator; pure.
 
-Kubernetes names a PodGroup in `spec.schedulingGroup`, Volcano in an annotation and coscheduling in
-a label; the PodGroup has the number of pods that start together. Koordinator may have both name and
-number on the pod itself, in two annotations or two labels.
+A PodGroup has the number of pods that start together. With Koordinator, the pod may have it.
 """
 
 import re
@@ -84,7 +82,7 @@ class PodGroupReference:
     name: str
     """`namespace/name`."""
     kind: PodGroupKind | None = None
-    """With the minimum number of members, or None if the pod has the number."""
+    """None if the pod has the number."""
     min_member: int = 1
     """The pod's own minimum, if `kind` is None."""
     topology: GangTopology = NO_TOPOLOGY
@@ -96,10 +94,10 @@ def parse_pod_group(
     labels: Mapping[str, str],
     scheduling_group: str = "",
 ) -> PodGroupReference | None:
-    """Parse a pod's group: `spec.schedulingGroup`, or first a group whose number the pod has.
+    """A group whose number the pod has goes before others, except `spec.schedulingGroup`.
 
-    Raises RequestError for a malformed name, number or topology, and for what no gang has here
-    although annotations can request it.
+    Raises RequestError for a malformed name, number or topology, and for what no gang can have
+    here.
     """
     group = _named_group(namespace, annotations, labels, scheduling_group)
     return replace(group, topology=parse_topology(annotations)) if group else None
@@ -137,9 +135,7 @@ def group_name(
     values: Mapping[str, str],
     place: Place = Place.ANNOTATION,
 ) -> str:
-    """Return the group that the first of these annotations or labels names, or an empty text.
-
-    Raises RequestError for an invalid name of an object: no such PodGroup can exist.
+    """Raise RequestError for an invalid name: no such PodGroup can exist.
 
     >>> annotations = {"scheduling.k8s.io/group-name": "train"}
     >>> group_name(Namespace("ml"), ["scheduling.k8s.io/group-name"], annotations)

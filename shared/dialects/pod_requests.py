@@ -1,4 +1,4 @@
-"""A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
+"""A pod's GPU request in any dialect: parsed, checked, and completed; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +41,6 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
-"""By resource name."""
 ALL_NAMESPACES = "*"
 MOST_REASON = 200
 """Characters of the reason for which a device is cordoned."""
@@ -50,7 +49,7 @@ _READ_LABELS = REQUEST_LABELS | pod_groups.READ_LABELS
 
 
 def enabled(rules: Rules) -> Sequence[Dialect]:
-    """Return the enabled dialects. Raises RequestError naming an unknown one."""
+    """Raise RequestError naming an unknown dialect."""
     for name in rules.enabled:
         if name not in DIALECTS:
             raise RequestError(f"there is no system {name!r}; there are {', '.join(DIALECTS)}")
@@ -67,8 +66,8 @@ def check_rules(rules: Rules) -> None:
 def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
-    Raises RequestError, naming container, field, value and rule, for a malformed request, for a mix
-    of dialects, for resources that no enabled dialect reads, and for a request that is too large.
+    Raises RequestError, naming container, field, value and rule, for a malformed, mixed, unread or
+    too large request.
 
     >>> container = ContainerManifest(name="train", limits={"nvidia.com/gpu": 1})
     >>> request = parse_pod_request(PodManifest(namespace="ml", containers=(container,)), Rules())
@@ -108,7 +107,7 @@ def is_strict(pod: PodManifest, rules: Rules) -> bool:
 
 
 def strict_request(request: PodRequest) -> PodRequest:
-    """Return the request with strict isolation: all memory of a device is the whole device.
+    """All memory of a device becomes the whole device.
 
     Raises RequestError for a part of a device that cannot be a MIG instance.
     """
@@ -176,7 +175,7 @@ def _check_shares(request: PodRequest) -> None:
 
 
 def _check_mixed(pod: PodManifest) -> None:
-    """Refuse a pod of whose resources no dialect has all, before anything else is checked."""
+    """Refuse a pod of whose resources no dialect has all."""
     resources = [resource for container in pod.containers for resource in _requested(container)]
     owners = [_OWNERS[resource] for resource in resources]
     if owners and not frozenset(owners[0]).intersection(*owners):
@@ -207,7 +206,7 @@ def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
 
 
 def _example(pod: PodManifest, dialect: Dialect) -> str:
-    """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
+    """Prefer a resource that only this dialect has."""
     if not dialect.resources:
         key = min(annotations_of(pod, dialect))
         return f"annotation {key} is {shown(pod.annotations[key])}"
@@ -251,7 +250,7 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
 
 
 def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
-    """Refuse our own resource where its author wrote it: admission adds it for annotations."""
+    """Refuse our own resource where its author wrote it: admission adds it."""
     for container in () if request.containers else pod.containers:
         if container.amounts.get(TRIGGER):
             count = limit(container.name, nvidia.COUNT, container.amounts[TRIGGER])
@@ -264,7 +263,7 @@ def _check_trigger(pod: PodManifest, request: PodRequest) -> None:
 
 
 def _check_amounts(request: PodRequest) -> None:
-    """Refuse amounts that are too large to count, also after multiplication by a dialect's unit."""
+    """Refuse amounts too large to count, also after multiplication by a dialect's unit."""
     for container in request.containers:
         for name, amount in (
             ("GPUs", container.gpus),
@@ -280,7 +279,7 @@ def _requested(container: ContainerManifest) -> list[str]:
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the changes of vendors' webhooks to a container's amounts, or None for one to remove.
+    """None removes an amount.
 
     >>> amount_changes({"nvidia.com/gpumem": 3000})
     {'nvidia.com/gpu': 1}
@@ -292,9 +291,7 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def annotated_amounts(pod: PodManifest, rules: Rules) -> dict[str, dict[str, int | None]]:
-    """Return what admission adds to the amounts of a pod that requests GPUs by annotations.
-
-    By the names of containers. Raises RequestError if it does so wrongly.
+    """Raise RequestError for wrong annotations.
 
     >>> container = ContainerManifest(name="train")
     >>> notes = {"gpu-fraction": "0.5"}
@@ -311,7 +308,6 @@ def annotated_amounts(pod: PodManifest, rules: Rules) -> dict[str, dict[str, int
 
 
 def annotations_of(pod: PodManifest, dialect: Dialect) -> list[str]:
-    """Return the pod's annotations that the dialect reads, sorted."""
     return sorted(
         key
         for key in pod.annotations
@@ -328,10 +324,7 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
 
 
 def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> Denial | None:
-    """Return the first denial by these dialects' own webhooks, or None.
-
-    `refused` is whether our own rules refuse the pod.
-    """
+    """`refused` is whether our own rules refuse the pod."""
     denials = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
     return next((denial for denial in denials if denial is not None), None)
 
@@ -339,10 +332,7 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
 def cordoned_devices(
     annotations: Mapping[str, str], author: Callable[[str], str]
 ) -> dict[int, str]:
-    """Return the indices of devices that a node's annotations cordon, ascending, and why.
-
-    `author` returns who wrote an annotation, or an empty text.
-    """
+    """`author` returns who wrote an annotation, or ""."""
     texts: dict[int, str] = {}
     for dialect in DIALECTS.values():
         for index, annotation in dialect.cordoned_devices(annotations).items():

@@ -1,7 +1,7 @@
-"""What a pod with GPUs may mount: not the paths of the lease, and of the node only data; pure.
+"""What a pod with GPUs may mount; pure.
 
-A mount at a path of the lease, above it or below it conflicts. One above conflicts because a link
-inside that volume can redirect the lease's own mount.
+A mount at, above or below a path of the lease conflicts: a link in a volume above it can redirect
+the lease's own mount.
 """
 
 import posixpath
@@ -22,27 +22,28 @@ LEASE_PATHS = (
     compute_time.USE_DIRECTORY,
     mps.PIPES,
 )
-"""Inside containers: what the node agent mounts, and HAMi-core's file of overrides."""
+"""Inside containers."""
 _LIBRARIES = (hami_core.LIBRARY, compute_time.LIBRARY)
 _LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, *_LIBRARIES))
-"""Their last elements. A link in the image can lead a directory above them anywhere."""
+"""A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
-"""On a node, with only data, unless an administrator names others."""
+"""Directories of nodes with only data, unless an administrator names others."""
 MPS_PATHS = ("/tmp/nvidia-mps", "/run/nvidia-mps", "/run/nvidia/mps")  # noqa: S108 - of the node
-"""On a node, the directories of pipes to servers of MPS: by default, for root from R615 on, and
-with NVIDIA's plugin."""
+"""Pipes to servers of MPS on a node: by default, for root from R615 on, and with NVIDIA's plugin.
+"""
 HARMLESS_PATHS = (
     "/dev/infiniband",
     "/dev/shm",  # noqa: S108 - of the node
     "/etc/localtime",
     "/usr/share/zoneinfo",
 )
-"""What programs commonly mount besides, on every node. All other paths of a node may lead to its
-devices, its memory, the container runtime, the kubelet or the node agent."""
+"""Programs commonly mount these, too. Other paths may lead to devices, memory, the container
+runtime, the kubelet or the node agent.
+"""
 
 
 def lease_conflict(mount_path: str) -> str:
-    """Return the path of the lease with which a container's mount conflicts, or an empty text.
+    """Return the path with which a container's mount conflicts, or "".
 
     >>> lease_conflict("/usr/local")
     '/usr/local/vgpu'
@@ -54,7 +55,7 @@ def lease_conflict(mount_path: str) -> str:
 
 
 def is_driver_path(host_path: str) -> bool:
-    """Return whether a `hostPath` has NVIDIA's driver or devices, as users of other plugins mount.
+    """Return whether a `hostPath` has NVIDIA's driver or devices.
 
     >>> is_driver_path("/dev/nvidia0"), is_driver_path("/home/kubernetes/bin/nvidia")
     (True, True)
@@ -64,7 +65,7 @@ def is_driver_path(host_path: str) -> bool:
 
 
 def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> bool:
-    """Return whether a `hostPath` is one of the directories with data, or below one.
+    """Return whether a `hostPath` is a directory with data, or below one.
 
     >>> is_data_path("/data/sets"), is_data_path("/data/../dev")
     (True, False)
@@ -87,7 +88,6 @@ def is_mps_path(host_path: str) -> bool:
 
 
 def host_path_advice(directories: Iterable[str]) -> str:
-    """Return which paths a `hostPath` may have, as the end of a message."""
     return (
         f"use a path below {', '.join(directories)}, or have an administrator add it with "
         "--host-paths"
@@ -95,7 +95,7 @@ def host_path_advice(directories: Iterable[str]) -> str:
 
 
 def normalized(path: str) -> str:
-    """Return an absolute path without `.`, `..` and empty parts, as a container runtime does.
+    """Resolve `.`, `..` and empty parts, as a container runtime does.
 
     >>> normalized("/usr/./lib//../local")
     '/usr/local'

@@ -1,7 +1,7 @@
-"""Fields that a pod must not set: environment variables, annotations, capabilities; pure.
+"""Fields that a pod must not set; pure.
 
-A pod's own variables override those of the device plugin: it would choose its own limits.
-Annotations grant nothing here, but vendors' components may still read them.
+A pod's own variables override those of the device plugin. Annotations grant nothing here, but
+vendors' components may read them.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """Read by NVIDIA's container runtime."""
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
-"""By which a program chooses among the GPUs that it sees. Pods may set it.
-https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables"""
+"""A program chooses by it among the GPUs that it sees. Pods may set it.
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables
+"""
 CUDA_VERSION = "CUDA_VERSION"
 MPS_PREFIX = "CUDA_MPS_"
-"""Of variables by which a program uses a server of MPS, which may hold memory for it."""
+"""Programs use a server of MPS by these, which may hold memory for them."""
 
 PREFIXES: Mapping[str, tuple[str, ...]] = {
     "CUDA_DEVICE_": (
@@ -47,9 +48,7 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Of HAMi-core, of MPS, of the dynamic loader, of the library of compute time, of NVIDIA's
-container runtime and of Volcano, each with the beginnings of variables that only programs read, or
-that select no device."""
+"""Each with beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",
@@ -62,22 +61,21 @@ NAMES = frozenset(
         "RECORD_KERNEL_INTERVAL",
     }
 )
-"""HAMi-core's variables without such a prefix."""
+"""HAMi-core's, without such a prefix."""
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""CUDA lists faster models first otherwise, and limits are by its numbers. Many programs set it."""
+"""Limits are by CUDA's numbers, which start with faster models otherwise."""
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
 """Of the isolation library inside containers."""
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
-"""Prefixes of annotations that only Leasehold writes, except `AUTHOR_ANNOTATIONS`."""
+"""Only Leasehold writes them, except `AUTHOR_ANNOTATIONS`."""
 AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
-"""Annotations with Leasehold's prefix that a pod's author may write."""
+"""A pod's author may write them."""
 EXEMPT = "leasehold.dev/exempt"
-"""On a pod of an exempt namespace: it may mount protected paths and have more privileges."""
+"""A pod of an exempt namespace may mount protected paths and have more privileges."""
 COMPLETED_ANNOTATIONS = (ADMISSION, EXEMPT)
-"""Written by the webhook. It replaces one on a new pod, because the pod was copied or the webhook
-is called a second time; it grants nothing."""
+"""The webhook replaces them on a copied pod or at a second call; they grant nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -96,7 +94,7 @@ STRIPPED_ANNOTATIONS = (
     "hami.io/vgpu-",
     "hami.io/bind-",
 )
-"""Prefixes of annotations that a scheduler writes; on a new pod they are copied or forged."""
+"""On a new pod they are copied or forged."""
 
 CAPABILITIES = frozenset(
     {
@@ -112,20 +110,20 @@ CAPABILITIES = frozenset(
         "SYS_RAWIO",
     }
 )
-"""Those that can remove limits: to mount, to trace, or to read and write memory."""
+"""Programs can remove limits with them: mount, trace, or read and write memory."""
 
 RUNTIME_CLASSES = "nvidia"
-"""Part of the names of runtime classes that add devices to containers."""
+"""Such runtime classes add devices to containers."""
 
 NOTHING_VISIBLE = "void"
 """With this value the runtime does not change the container."""
 NO_DEVICE_VALUES = frozenset({"", "void", "none"})
 CUDA_IMAGE_PREFIXES = ("nvcr.io/",)
 CUDA_IMAGES = ("nvidia/", "cuda")
-"""Parts of names of images that set `VISIBLE` to all devices, such as those based on CUDA's."""
+"""Such images set `VISIBLE` to all devices."""
 
 DEVICE_NAME_MOUNTS = "nvidia-container-devices"
-"""NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
+"""NVIDIA's runtime reads names of devices from mounts below it."""
 
 
 def is_of_leasehold(annotation: str) -> bool:
@@ -135,10 +133,10 @@ def is_of_leasehold(annotation: str) -> bool:
 
 
 def names_devices(variables: Mapping[str, str]) -> bool:
-    """Return whether a container's own variables let NVIDIA's runtime add devices.
+    """Return whether NVIDIA's runtime adds devices for a container's variables.
 
-    Unless `VISIBLE` is set, the runtime adds all devices to an old CUDA image, which it recognises
-    by the variable with CUDA's version.
+    Without `VISIBLE`, it adds all devices to an old CUDA image, which has the variable of CUDA's
+    version.
 
     >>> names_devices({"NVIDIA_VISIBLE_DEVICES": "all"}), names_devices({})
     (True, False)
@@ -171,17 +169,11 @@ def sets_reserved(variable: str, value: str) -> bool:
 
 
 def may_set_reserved(prefix: str) -> bool:
-    """Return whether a source of `envFrom` with this prefix may set a reserved variable.
-
-    Its keys may change whenever a container starts, so only the prefix limits what it can set.
-    """
+    """Return whether a source of `envFrom` may set a reserved variable, now or later."""
     reserved = (*PREFIXES, *NAMES)
     return prefix.startswith(tuple(PREFIXES)) or any(key.startswith(prefix) for key in reserved)
 
 
 def is_device_name_mount(mount_path: str) -> bool:
-    """Return whether NVIDIA's runtime may read a device's name from a mount at this path.
-
-    It does so where it is configured to accept device names as mounts.
-    """
+    """Return whether NVIDIA's runtime may read a device's name from the mount."""
     return DEVICE_NAME_MOUNTS in mount_path

@@ -52,7 +52,7 @@ _BOOLEANS: Mapping[str, bool] = {
 def check_range(
     container: str, name: str, amount: int | None, least: int, most: int | None = None
 ) -> None:
-    """An amount of None is not requested."""
+    """None is not requested."""
     if amount is None or (amount >= least and (most is None or amount <= most)):
         return
     where = f"container {container}"
@@ -70,7 +70,7 @@ USUAL_GPUS = 8
 
 
 def check_gpus(container: str, name: str, gpus: int, *, unit: int = 1) -> None:
-    """Refuse more GPUs than a pod may have; `unit` is how many units of the resource one GPU is."""
+    """`unit` is how many units one GPU is."""
     if gpus > MOST_SHARES:
         raise RequestError(
             f"container {container}: {name} requests {gpus} GPUs; at most {MOST_SHARES} are "
@@ -84,7 +84,7 @@ MORE_THAN_A_GPU = MIB
 
 
 def check_not_bytes(container: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
-    """Refuse an amount in bytes, such as 3Gi, where the resource is a number of larger units."""
+    """Refuse bytes, such as 3Gi, where the resource is a number of larger units."""
     if amount >= MORE_THAN_A_GPU:
         unit = "MiB, unless an administrator has set another unit"
         if unit_mib > 1:
@@ -120,7 +120,7 @@ def parse_decimal(key: str, text: str, *, most: int) -> float:
 
 
 def parse_part(key: str, text: str, *, may_be_all: bool = False) -> Fraction:
-    """Parse a decimal number above 0 and below 1, or also 1, exactly.
+    """With `may_be_all`, 1 is allowed, too.
 
     >>> parse_part("part", ".25")
     Fraction(1, 4)
@@ -134,7 +134,7 @@ def parse_part(key: str, text: str, *, may_be_all: bool = False) -> Fraction:
 
 
 def parse_boolean(key: str, text: str) -> bool:
-    """Parse the boolean of an annotation as Go does; an empty text is false."""
+    """Parse as Go does; an empty text is false."""
     if text.strip() not in _BOOLEANS:
         meant = "true" if text.strip().lower() in _YES else "false"
         refused = _refused(key, text, "true or false")
@@ -143,7 +143,6 @@ def parse_boolean(key: str, text: str) -> bool:
 
 
 def check_duration(key: str, text: str) -> None:
-    """Check for a duration as Go writes it, such as 90s or 1h30m."""
     if len(text) > SHORT or not _DURATION.fullmatch(text):
         raise _refused(key, text, "a duration such as 90s or 1h30m")
 
@@ -158,7 +157,7 @@ def check_choice(key: str, text: str, choices: Collection[str]) -> None:
 
 
 def check_annotation(key: str, text: str, choices: Collection[str], written: str = "") -> None:
-    """Check a word of an annotation, which is `written` as a whole if it has others, too."""
+    """`written` is the whole value."""
     try:
         check_choice(key, text, choices)
     except RequestError as refused:
@@ -176,7 +175,7 @@ def parse_name(key: str, text: str) -> str:
 
 
 def parse_label_key(key: str, text: str) -> str:
-    """Parse the key of a label: a name, with a DNS prefix or without.
+    """Parse a name, with a DNS prefix or without.
 
     https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
     """
@@ -188,7 +187,7 @@ def parse_label_key(key: str, text: str) -> str:
 
 
 def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Mapping[str, Any]:
-    """Parse a JSON object with only these fields, or any if there are none; None is empty."""
+    """Allow any field if there are no `fields`; None is an empty object."""
     if not text:
         return {}
     read = _json(key, text)
@@ -206,7 +205,6 @@ def parse_list(key: str, text: str) -> tuple[str, ...]:
 
 
 def check_fields(key: str, names: Mapping[str, object], fields: Collection[str]) -> None:
-    """Check for these fields only, or any if there are none."""
     unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(

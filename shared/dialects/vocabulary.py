@@ -1,7 +1,6 @@
 """Vendors' keys in pods: where each belongs, and what it does here; pure.
 
-Keys that requests depend on come from `DIALECTS`. A key that vendors document and that has another
-effect, or none, has its row here. `docs/reference.md` shows the table.
+Keys that requests depend on come from `DIALECTS`. `docs/reference.md` shows the table.
 """
 
 import difflib
@@ -35,7 +34,7 @@ class WordEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A vendor's key; `*` at its end stands for any ending."""
+    """`*` at the end stands for any ending."""
 
     name: str
     place: Place
@@ -45,7 +44,7 @@ class Word:
 
 
 LEFT_ALONE = ("hami.io/webhook", "ignore")
-"""Label of pods that admission completes for no scheduler."""
+"""Admission completes pods with this label for no scheduler."""
 _ARTICLES = {Place.ANNOTATION: "an", Place.LABEL: "a"}
 _GANG = "gang.scheduling.koordinator.sh/"
 _KUEUE = "kueue.x-k8s.io/podset-"
@@ -134,7 +133,7 @@ def _words() -> Iterator[Word]:
 
 
 WORDS: Mapping[str, Word] = {word.name: word for word in _words()}
-"""By name; a later row replaces an earlier one."""
+"""A later row replaces an earlier one."""
 _BY_SMALL_LETTERS = {name.lower(): word for name, word in WORDS.items()}
 
 PREFIXES = (
@@ -152,7 +151,7 @@ PREFIXES = (
     "tencent.com/vcuda",
     "leasehold.dev/",
 )
-"""Prefixes of keys about GPUs: other keys with them are unknown."""
+"""Other keys with these are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class MisplacedKey(Hint):
 
 
 def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
-    """Yield the keys of a pod that have no effect where they are, with what to write instead."""
+    """Yield keys without effect where they are, with what to write instead."""
     written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS, *REQUEST_PREFIXES)
     annotations = {
         key: value for key, value in pod.annotations.items() if not key.startswith(written)
@@ -184,7 +183,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def _unequal_amounts(container: ContainerManifest) -> Iterator[MisplacedKey]:
-    """Yield amounts that the API server refuses, as it overcommits no such resource."""
+    """The API server overcommits no such resource."""
     for name in sorted(container.limits.keys() & container.requests.keys() & GPU_RESOURCES):
         most, least = container.limits[name], container.requests[name]
         if most != least:
@@ -196,7 +195,6 @@ def _unequal_amounts(container: ContainerManifest) -> Iterator[MisplacedKey]:
 
 
 def _one_percent(container: ContainerManifest) -> Iterator[MisplacedKey]:
-    """Yield hundredths of a GPU of which there is one: whoever writes that means a GPU."""
     for name in sorted(container.amounts.keys() & IN_HUNDREDTHS):
         if container.amounts[name] == 1:
             text = f"container {container.name}: {name}: 1 is 1 % of a GPU: for all of it write 100"
@@ -214,7 +212,7 @@ def _unread_value(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    """Yield annotations and labels that only other dialects read, and words without effect."""
+    """Yield what only other dialects read, and words without effect."""
     yield from elsewhere.find_ineffective(pod, dialect)
     if not dialect:
         return
@@ -252,7 +250,7 @@ def _wrongly_separated(pod: PodManifest, own: Dialect) -> Iterator[Hint]:
 
 
 def _same_field(key: str, own: Dialect) -> Iterator[str]:
-    """Yield the annotations of a dialect that set the field that another dialect's key sets."""
+    """Yield a dialect's annotations for the field that another dialect's key sets."""
     for dialect in DIALECTS.values():
         for name, annotations in dialect.request_fields.items():
             if annotations[0] == key and name in own.request_fields:
@@ -312,7 +310,7 @@ _DOMAINS = {
 
 
 def _in_right_domain(small: str) -> str:
-    """Return a key whose domain only begins as one of these, in the right one, or an empty text.
+    """Return a key in the right domain, or "" if it is in it.
 
     >>> _in_right_domain("volcano.com/vgpu-number"), _in_right_domain("nvidia.com/gpu")
     ('volcano.sh/vgpu-number', '')
@@ -323,12 +321,12 @@ def _in_right_domain(small: str) -> str:
 
 
 def _word_of(name: str, place: Place) -> Word | None:
-    """Return the word that a name is. Annotations with a mistaken prefix have their own hints."""
+    """Annotations with a mistaken prefix have their own hints."""
     return WORDS.get(name) or WORDS.get(elsewhere.bare_name(name) if place is Place.LABEL else "")
 
 
 def _known_text(small: str, place: Place) -> Word | None:
-    """Return the annotation, label or resource that was meant by an unknown annotation or label."""
+    """Return the annotation, label or resource that was meant."""
     word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
     if word is None or word.place is not Place.RESOURCE:
         return word
@@ -367,7 +365,7 @@ def _misplaced_resources(container: ContainerManifest) -> Iterator[MisplacedKey]
 
 
 def meant(name: str, amount: int, container: str = "") -> Hint | None:
-    """Return the resource that was meant by an unknown one, perhaps one in other letters.
+    """Return the resource that was meant by an unknown one.
 
     For example, `meant("nvidia.com/GPU", 1).text` is "nvidia.com/gpu".
     """
@@ -417,7 +415,7 @@ def no_node_has(name: str, amount: int, beside: Collection[str]) -> str:
 
 
 def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
-    """Return what was probably meant by an unknown resource, or an empty text.
+    """Return what was probably meant by an unknown resource, or "".
 
     `beside` are other resources of the pod.
 
@@ -436,7 +434,7 @@ def did_you_mean(name: str, amount: int, beside: Collection[str] = ()) -> str:
 
 
 def request_one(none: Iterable[str] = (), container: str = "") -> Hint:
-    """Return how a GPU is requested; `none` are resources that are requested with an amount of 0.
+    """Return how a GPU is requested; `none` are resources that are requested with 0.
 
     >>> request_one(["volcano.sh/gpu-number"]).text
     'write `volcano.sh/gpu-number: 1` into the limits of its container'

@@ -1,1 +1,1 @@
-"""How a pod fits a node and its devices, and an index of nodes by free capacity; pure."""
+"""How a pod fits nodes and devices; pure."""

@@ -1,4 +1,4 @@
-"""What lets a waiting pod run: changes of its manifest, the end of others, administrators; pure."""
+"""What lets a waiting pod run; pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,34 +16,29 @@ from shared.model.requests.request import (
 )
 
 RECOVERS = "the pod gets one that has recovered"
-"""Of sick GPUs: time may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What lets the pod run: changes, an end of other pods, both; else time or an administrator."""
-
     changes: tuple[Change, ...] = ()
     node: str = ""
     models: str = ""
-    """Those of its GPUs."""
     ends: bool = False
-    """Other pods have to end on that node, too."""
+    """Other pods on that node have to end, too."""
     waiting: str = ""
-    """The node that fits the unchanged pod once other pods have ended; empty: none does."""
+    """A node that fits the unchanged pod once other pods have ended, or ""."""
     meant: str = ""
-    """A resource that no node has, and the one that was probably meant."""
     soon: str = ""
-    """What lets the pod run within seconds without help, or by its author or those of other
-    pods."""
+    """What helps within seconds, or what authors of pods can do."""
     administrator: str = ""
-    """What an administrator can do, where nothing else helps."""
     unchanged: str = ""
-    """What lets the pod run without changes, on a node that fits it but for a passing state."""
+    """What helps on a node that refuses the pod for a passing state only."""
     leftovers: str = ""
-    """What earlier pods still hold of GPUs of the nearest nodes; empty: nothing."""
+    """What pods that have ended still hold of GPUs."""
+    isolation: str = ""
+    """That no node offers what the pod demands, and what is offered."""
     reserved_until: int = 0
-    """Unix seconds: GPUs that are reserved from then on fit the pod if it ends before; 0: none."""
+    """Unix seconds from which fitting GPUs are reserved for others, or 0."""
 
     @property
     def text(self) -> str:
@@ -66,6 +61,8 @@ class Advice:
     def _text_of_changes(self) -> str:
         changed = words(self.changes)
         node = f"node {self.node}"
+        if self.isolation:
+            changed = f"{self.isolation}: {changed}"
         if self.models and any(change.place is Place.ANNOTATION for change in self.changes):
             node += f" ({self.models})"
         if self.waiting:
@@ -84,12 +81,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class QuotaChanges:
-    """What lets a pod run within its namespace's quota."""
-
     changes: tuple[Change, ...] = ()
     node: str = ""
-    """One that the quota allows and that fits the changed pod once it is empty; empty: none does,
-    or the changes are not about the node."""
 
 
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
@@ -126,7 +119,6 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
 
 
 def limits_peak(name: str, request: PodRequest) -> int:
-    """Return how much of a node-wide resource the containers' GPUs make the pod request."""
     dialect = DIALECTS.get(request.dialect)
     if dialect is None or name not in dialect.node_wide:
         return 0

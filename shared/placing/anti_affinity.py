@@ -1,4 +1,4 @@
-"""Where running pods' required anti-affinity lets a pod not run; pure."""
+"""Where required anti-affinity of running pods keeps a pod away; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -10,7 +10,7 @@ from shared.model.names import Namespace
 from shared.model.requests.request import PodRequest, RepelledFrom
 
 Domain = tuple[AntiAffinityTerm, str]
-"""A term, and the value of its topology key on the node with the pod that has it."""
+"""A term, and its topology key's value on the pod's node."""
 
 
 def domains(facts: NodeFacts) -> Iterator[Domain]:
@@ -30,7 +30,7 @@ def selects(term: AntiAffinityTerm, namespace: Namespace, labels: Mapping[str, s
 
 
 def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, str]) -> bool:
-    """Return whether all requirements hold; one with an unknown operator does not."""
+    """A requirement with an unknown operator does not hold."""
     return all(
         need.operator in LABEL_OPERATORS
         and LABEL_OPERATORS[need.operator](labels.get(need.key), need.values)
@@ -41,7 +41,6 @@ def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, st
 def repelled_from(
     repelling: Iterable[Domain], namespace: Namespace, labels: Mapping[str, str]
 ) -> RepelledFrom:
-    """Return the values of node labels that a pod is repelled from, sorted by label."""
     values: dict[str, set[str]] = {}
     for term, value in repelling:
         if selects(term, namespace, labels):

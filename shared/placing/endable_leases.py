@@ -1,4 +1,4 @@
-"""Leases that may end early for other pods, what their end costs, and their gangs; pure."""
+"""Leases that may end early for other pods, and the cost of that; pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
@@ -17,14 +17,13 @@ class EndableLease:
     lease: Lease
     used_gpu_s: float
     tier: tuple[int, ...] = ()
-    """How undesirable its end is; less is better."""
+    """Less is better to end."""
 
 
 Endables = tuple[EndableLease, ...]
 
 
 def cost_of(ends: Collection[EndableLease]) -> Cost:
-    """Return the cost of a set of leases; less is cheaper."""
     if len(ends) == 1:  # as are nearly all sets that are compared in a large cluster
         [end] = ends
         lease = end.lease
@@ -40,7 +39,7 @@ def cost_of(ends: Collection[EndableLease]) -> Cost:
 
 
 def gpus_by_lease(totals: NodeTotals) -> dict[PodUid, float]:
-    """Return what each lease has of its devices, the larger part of memory or cores, summed."""
+    """Return the GPUs of each lease: per device the larger part of memory or cores."""
     memory = {device.uuid: max(1, device.memory_mib) for device, _ in totals.node.devices}
     return {
         lease.pod: sum(
@@ -59,16 +58,14 @@ def used_gpu_s(lease: Lease, gpus: float, now: float) -> float:
 
 
 def needs_others(lease: Lease) -> bool:
-    """Return whether its pod runs only while other pods of its gang do."""
     return bool(lease.gang) and lease.gang_min > 1
 
 
 class EndingGangs:
-    """Which leases end together: a gang as a whole, or so few of its pods that its minimum stays.
+    """Which leases end together: a gang as a whole, or so few pods that its minimum stays.
 
     For example, of a gang of which 6 pods run and 4 must, one or two may end; with a third, all do.
-    Pods of `ending` end for others: the rest of their gang stays meanwhile, as the API server may
-    refuse those evictions.
+    The rest of the gang of a pod in `ending` stays: the API server may refuse those evictions.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class EndingGangs:
                 self._endable.setdefault(endable.lease.gang, []).append(endable)
 
     def whole(self, ends: Endables) -> Endables | None:
-        """Return these with what has to end beside them, or None if some of that may not end."""
+        """Return these with what ends beside them, or None if some of that may not end."""
         gangs = [end.lease.gang for end in ends if needs_others(end.lease)]
         if not gangs:
             return ends

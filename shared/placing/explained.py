@@ -1,4 +1,4 @@
-"""Placing a pod, with the reasons in words where no node fits; pure."""
+"""Placing a pod, or the reasons in words; pure."""
 
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
@@ -12,10 +12,6 @@ from shared.placing.refusal.refusals import explain
 def place_explained(
     request: PodRequest, index: NodeIndex, rng: Rng, candidates: int = CANDIDATES
 ) -> tuple[Placement, ...] | Refusal:
-    """Choose up to so many places for a pod, or return in words why no node fits.
-
-    For example, `place_explained(request, index, lambda: 0.0)` places as a test or a command does.
-    """
     decision = place(request, index, rng, candidates)
     if isinstance(decision, NoFit):
         return explain(request, index, decision)

@@ -1,9 +1,7 @@
-"""Room for a gang: few leases whose end lets so many of its pods run as start together; pure.
+"""Few leases whose end lets the pods of a gang start together; pure.
 
-First the most undesirable tier is found without which there is no room. Up to it, leases end in
-the order of how many of them it takes to make room for a pod, until the pods fit; then those that
-turn out not to be needed are spared. The result is not always the smallest: to find that takes too
-long for hundreds of pods. The order is fixed, and the number of trials is bounded.
+The lowest tier that suffices is found first. Up to it, leases end in the order of how many it takes
+for a pod; then unneeded ones are spared. A smallest set would take too long to find.
 """
 
 from bisect import bisect_left
@@ -32,21 +30,19 @@ from shared.placing.room import Allows, without
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 20_000
-"""Sets of leases whose end is tried for a gang."""
 MOST_SPARED = 16
-"""Sets of leases of a plan that are tried to be spared."""
 MOST_TIERS = 8
-"""Tiers that are tried, from the lowest with which there is room if all up to it end."""
+"""Tiers that are tried, from the lowest that suffices if all up to it end."""
 SHARES_OF_DEVICE = 16
-"""So many pods are assumed to fit on a device before they are counted."""
+"""How many pods are assumed to fit on a device before they are counted."""
 Placed = dict[int, Placement]
-"""By number of the request."""
+"""By the request's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangRoom:
     placements: tuple[Placement | None, ...]
-    """Of each pod, in the order of the requests; None: one that does not start with the others."""
+    """None for a pod that does not start with the others."""
     ends: Endables
 
     @property
@@ -56,18 +52,18 @@ class GangRoom:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Leases that can end together, and for how many pods that makes room at most."""
+    """`ends` can end together, which makes room for at most `gain` pods."""
 
     ends: Endables
     gain: int
     node: NodeName | None = None
-    """Several leases of this node are looked for, where none alone makes room; None: `ends` are."""
+    """Several leases of this node are looked for; None if `ends` is what ends."""
     counted_at: int = -1
-    """`gain` is exact as long as so many choices are taken."""
+    """`gain` is exact while so many choices are taken."""
 
     @property
     def key(self) -> tuple[float, bool, tuple[int, ...], float]:
-        """What makes room for a pod with the end of the fewest leases comes first."""
+        """What needs the fewest leases for each pod comes first."""
         if not self.ends:
             return (1.0, True, (), 0.0)
         return (
@@ -80,8 +76,6 @@ class _Choice:
 
 @dataclass(eq=False)
 class _EndedLeases:
-    """A cluster in which some leases have ended, and some pods of the gang run."""
-
     nodes: dict[NodeName, NodeTotals]
     ended: dict[NodeName, set[PodUid]] = field(default_factory=dict)
 
@@ -89,7 +83,7 @@ class _EndedLeases:
         self.cluster = TrialCluster([totals.node for totals in self.nodes.values()])
 
     def end(self, ends: Iterable[EndableLease]) -> list[NodeName]:
-        """End leases; return their nodes, of those that are here."""
+        """Return the nodes that changed."""
         changed = dict[NodeName, None]()
         for end in ends:
             if end.lease.node not in self.nodes:
@@ -112,7 +106,6 @@ class _EndedLeases:
             self.cluster.put_node(without(self.nodes[name], self.ended[name]).node)
 
     def place_all(self, requests: Sequence[PodRequest], needed: int) -> Placed:
-        """Place up to so many of the pods, tried in order."""
         placed: Placed = {}
         refused: PodRequest | None = None
         for number, request in enumerate(requests):
@@ -128,7 +121,6 @@ class _EndedLeases:
         return placed
 
     def place(self, request: PodRequest, numbers: Iterable[int]) -> Placed:
-        """Place as many of these equal pods as fit on any node."""
         placed: Placed = {}
         for number in numbers:
             result = self.cluster.place(PodUid(str(number)), request)
@@ -144,7 +136,6 @@ class _EndedLeases:
     def place_on(
         self, names: Iterable[NodeName], request: PodRequest, numbers: Sequence[int]
     ) -> Placed:
-        """Place as many of these equal pods as fit on these nodes."""
         placed: Placed = {}
         left = list(reversed(numbers))
         for name in names:
@@ -157,8 +148,6 @@ class _EndedLeases:
 
 
 class GangRoomSearch:
-    """For example, a gang of 512 pods for which 512 pods of one GPU have to end takes a second."""
-
     def __init__(
         self,
         requests: Sequence[PodRequest],
@@ -167,7 +156,6 @@ class GangRoomSearch:
         gangs: EndingGangs,
         allows: Allows,
     ) -> None:
-        """`requests` are tried in this order; of the `nodes`, leases of leaving pods have ended."""
         self._requests = requests
         self._needed = needed
         self._trial = _EndedLeases({totals.node.facts.name: totals for totals in nodes})
@@ -180,11 +168,9 @@ class GangRoomSearch:
         self._has_more = False
 
     def fits(self) -> bool:
-        """Return whether the pods fit as it is."""
         return self._fits_without(())
 
     def room(self, candidates: Iterable[EndableLease]) -> GangRoom | None:
-        """Return room for the pods by the end of some of the candidates, or None."""
         among = []
         for endable in candidates:
             whole = self._gangs.whole((endable,))
@@ -211,7 +197,6 @@ class GangRoomSearch:
         return len(self._placed_without(ends)) == self._needed
 
     def _placed_without(self, ends: Sequence[EndableLease]) -> Placed:
-        """Place the pods as if these leases alone had ended."""
         self._trial.end(ends)
         placed = self._trial.place_all(self._requests, self._needed)
         self._trial.remove(placed)
@@ -243,7 +228,6 @@ class GangRoomSearch:
         return GangRoom(placements=placements, ends=ends)
 
     def _choose(self, numbers: Sequence[int], among: Sequence[EndableLease]) -> None:
-        """End leases for equal pods until they fit, as far as that is possible."""
         request = self._requests[numbers[0]]
         heap = list[tuple[tuple[float, bool, tuple[int, ...], float], int, _Choice]]()
         for choice in self._choices(request, among):
@@ -266,7 +250,6 @@ class GangRoomSearch:
                 heappush(heap, (further.key, order, further))
 
     def _choices(self, request: PodRequest, among: Sequence[EndableLease]) -> list[_Choice]:
-        """Return what may end for pods, whose numbers are not counted yet."""
         choices = list[_Choice]()
         gangs = set[frozenset[PodUid]]()
         on_nodes = Counter[NodeName]()
@@ -290,7 +273,6 @@ class GangRoomSearch:
         left: Sequence[int],
         among: Sequence[EndableLease],
     ) -> _Choice | None:
-        """Return the choice with its exact gain by now, or None if it makes no room."""
         if choice.node is None:
             ends = self._whole_of(choice.ends)
         else:
@@ -299,7 +281,7 @@ class GangRoomSearch:
         return _Choice(ends, gain, choice.node, len(self._taken)) if gain else None
 
     def _whole_of(self, ends: Endables) -> Endables:
-        """Return what ends with these and has not ended yet; nothing if that may not be."""
+        """Return what ends with these and has not ended yet, or () if that may not be."""
         if any(needs_others(end.lease) for end in ends):
             taken = tuple([end for group in self._taken for end in group])
             pods = {end.lease.pod for end in taken}
@@ -314,7 +296,7 @@ class GangRoomSearch:
         left: Sequence[int],
         among: Sequence[EndableLease],
     ) -> Endables:
-        """Return leases of a node that together make room: all, without those that are spared."""
+        """Return leases of a node that make room together, without those that can be spared."""
         ends = [end for end in among if end.lease.node == node]
         ends = [end for end in ends if end.lease.pod not in self._ended]
         if not self._gain_of(self._whole_of(tuple(ends)), request, left[:1]):
@@ -326,7 +308,6 @@ class GangRoomSearch:
         return self._whole_of(tuple(ends))
 
     def _gain_of(self, ends: Endables, request: PodRequest, left: Sequence[int]) -> int:
-        """Return how many of these equal pods get room by the end of leases."""
         if not ends or self._left <= 0:
             return 0
         self._left -= 1
@@ -344,7 +325,6 @@ class GangRoomSearch:
         self._trial.remove([len(self._requests)])
 
     def _spared(self) -> tuple[list[Endables], Placed]:
-        """Return what was chosen without what is not needed, as far as there is room for more."""
         taken = list(self._taken)
         placed = self._placed
         if not self._has_more:
@@ -363,7 +343,6 @@ class GangRoomSearch:
 
 
 def _most_gained(ends: Endables, request: PodRequest) -> int:
-    """Return a number of equal pods, which the end of leases makes room for at most."""
     devices = {share.device: share for end in ends for share in end.lease.shares}
     places = sum([_most_on(share, request) for share in devices.values()])
     wanted = sum([container.gpus for container in request.containers if not container.init])
@@ -371,7 +350,6 @@ def _most_gained(ends: Endables, request: PodRequest) -> int:
 
 
 def _most_on(share: Share, request: PodRequest) -> int:
-    """Return how many shares for one of the pods the device of this share has at most."""
     most = SHARES_OF_DEVICE
     for container in request.containers:
         mib = 0

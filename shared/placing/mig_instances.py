@@ -1,8 +1,7 @@
-"""The choice of a MIG instance on a device for a container, or why there is none; pure.
+"""The choice of a MIG instance on a device; pure.
 
-A device without leases may be partitioned: of its layouts, in their order, the first one with a
-large enough instance is chosen, and of that layout the smallest such instance. A device with leased
-instances is not partitioned again: the smallest free instance that is large enough is chosen.
+The smallest instance that suffices is taken. Only a device without leases may be partitioned: its
+first layout with a large enough instance is chosen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ class InstanceShape(NamedTuple):
 
 
 LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
-"""By layout, in order of preference: its profiles, the smallest first."""
+"""In order of preference, each with its smallest instance first."""
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +40,7 @@ def _instance_shapes(layout: MigLayout) -> tuple[InstanceShape, ...]:
 
 
 def largest_instance_mib(shapes_by_layout: LayoutShapes) -> int:
-    """Return the MiB of the largest instance that a device can have, 0 if none."""
+    """Return 0 if a device can have no instance."""
     return max(
         (shape.memory_mib for shapes in shapes_by_layout.values() for shape in shapes), default=0
     )
@@ -52,15 +51,12 @@ def parse_positions(taken: str) -> int:
 
 
 def format_positions(positions: int) -> str:
-    """Format positions as a string of 0 and 1 up to the last that is taken."""
+    """Format as 0 and 1, up to the last position that is taken."""
     return f"{positions:b}"[::-1] if positions else ""
 
 
 def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int:
-    """Return the least size of an instance in MiB.
-
-    No instance has all memory of a device: a request for all of it gets the largest instance.
-    """
+    """A request for all memory gets the largest instance."""
     return largest_mib if container.wants_all_memory else required_memory_mib(container, device)
 
 
@@ -75,11 +71,7 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 def find_instance(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> tuple[MigPlacement, int] | None:
-    """Return a free instance and its MiB, or None.
-
-    `layout` is that of the leased instances, or empty if there are none; `taken` are the positions
-    that are not free. An instance needs no more memory than is free on the device.
-    """
+    """Return a free instance and its MiB; `layout` is that of the leased instances, or ""."""
     for name in (layout,) if layout else shapes_by_layout:
         for shape in shapes_by_layout.get(name, ()):
             free = shape.positions & ~taken
@@ -93,10 +85,9 @@ def find_instance(
 def find_instances(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, profiles: Sequence[str]
 ) -> list[MigPlacement] | None:
-    """Return free instances of these profiles, all of one layout, or None.
+    """Return instances of one layout.
 
-    `layout` and `taken` are those of `find_instance`. For example, `["1g.5gb", "3g.20gb"]` on a
-    device without leases are in the first layout that has both.
+    For example, `["1g.5gb", "3g.20gb"]` get the first layout that has both.
     """
     for name in (layout,) if layout else shapes_by_layout:
         places = _find_in_layout(name, shapes_by_layout.get(name, ()), taken, profiles)
@@ -122,10 +113,9 @@ def _find_in_layout(
 
 
 def count_free(shapes_by_layout: LayoutShapes, layout: str, taken: int) -> dict[str, int]:
-    """Return how many instances of each profile are free, the smallest profile first.
+    """Count each profile, the smallest first, in the first layout that has it.
 
-    On a device without leases, they are of the first layout that has the profile. For example,
-    `{"1g.5gb": 7, "2g.10gb": 3}`: the first instance that is leased takes some of the others away.
+    Of `{"1g.5gb": 7, "2g.10gb": 3}`, the first leased instance takes some others away.
     """
     free: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -142,7 +132,6 @@ def count_free(shapes_by_layout: LayoutShapes, layout: str, taken: int) -> dict[
 
 
 def largest_free_mib(shapes_by_layout: LayoutShapes, layout: str, taken: int, free_mib: int) -> int:
-    """Return the MiB of the largest instance that is free, 0 if none is."""
     return max(
         (
             shape.memory_mib
@@ -157,7 +146,6 @@ def largest_free_mib(shapes_by_layout: LayoutShapes, layout: str, taken: int, fr
 def instance_refusal(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> Denial | None:
-    """Return why no instance of a device fits, or None if one fits."""
     if find_instance(shapes_by_layout, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
     needed = f"an instance of {need_mib} MiB or more is needed"

@@ -1,8 +1,4 @@
-"""Filters for a pod's node requirements besides devices; each returns a reason; pure.
-
-Rules and messages are those of kube-scheduler, so that a pod is never bound where its kubelet would
-reject it.
-"""
+"""Filters for a pod's node requirements besides devices, with kube-scheduler's messages; pure."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,17 +29,17 @@ UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 SOFT_EFFECT = "PreferNoSchedule"
 ATTACHABLE = "attachable-volumes-csi-"
-"""Prefix of a CSI driver's name: the volumes that it can attach to a node, as a resource."""
+"""A CSI driver's name follows; the amount is how many volumes it can attach."""
 SOFT_TAINT_PENALTY = 10
-"""Subtracted per untolerated `PreferNoSchedule` taint; affinity weights go up to 100."""
+"""For each untolerated `PreferNoSchedule` taint; affinity weights go up to 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilterFailure:
     code: str
-    """Machine-readable, such as `InsufficientCpu`."""
+    """Such as `InsufficientCpu`."""
     message: str
-    """The scheduler's message, the same for all nodes that it counts together."""
+    """The same for all nodes that are counted together."""
     numbers: str = ""
 
 
@@ -62,7 +58,6 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
 
 
 def check_supported(demands: NodeRequirements) -> NodeFilterFailure | None:
-    """Refuse a pod with fields that the placer does not support, naming them."""
     if not demands.unsupported:
         return None
     names = ", ".join(demands.unsupported)
@@ -74,7 +69,6 @@ WAITS = "ClaimNotReady"
 
 
 def check_waits(demands: NodeRequirements) -> NodeFilterFailure | None:
-    """Refuse every node for a pod that waits for something else, such as its claim."""
     if not demands.waits_for:
         return None
     return NodeFilterFailure(WAITS, demands.waits_for.partition(": ")[0])
@@ -92,7 +86,6 @@ def check_manager(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFail
 
 
 def check_taints(tolerations: Iterable[Toleration], facts: NodeFacts) -> NodeFilterFailure | None:
-    """Return the first taint that is not tolerated; a cordoned node counts as tainted."""
     if facts.unschedulable and not any(tolerates(t, UNSCHEDULABLE) for t in tolerations):
         return NodeFilterFailure("NodeUnschedulable", "node(s) were unschedulable")
     for taint in facts.taints:
@@ -113,10 +106,7 @@ def has_untolerated_taint(tolerations: Iterable[Toleration], facts: NodeFacts) -
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Return whether a toleration matches a taint.
-
-    An empty effect matches every effect; an empty key matches every key, with `Exists` only.
-    """
+    """An empty effect matches every effect; an empty key every key, with `Exists` only."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     operator = toleration.operator or "Equal"
@@ -130,7 +120,6 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Refuse a node that `nodeSelector` or required node affinity excludes."""
     chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
         not demands.required or any(matches_term(term, facts) for term in demands.required)
     )
@@ -155,7 +144,6 @@ VOLUME_TEXTS: Mapping[VolumeRule, str] = {
 
 
 def check_volumes(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Refuse a node from which a volume of the pod cannot be reached, or gets no volume."""
     for requirement in demands.volumes:
         if not any(matches_term(term, facts) for term in requirement.terms):
             return NodeFilterFailure(requirement.rule, VOLUME_TEXTS[requirement.rule])
@@ -163,10 +151,6 @@ def check_volumes(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFail
 
 
 def reaches(facts: NodeFacts, terms: VolumeTerms) -> bool:
-    """Return whether a node reaches a volume with this required node affinity.
-
-    For example, every node reaches a volume with no terms.
-    """
     return not terms or any(matches_term(term, facts) for term in terms)
 
 
@@ -181,7 +165,6 @@ DOMAIN_TEXTS: Mapping[DomainRule, str] = {
 
 
 def check_domains(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Refuse a node that one of the pod's rules about other pods excludes."""
     for domains in demands.domains:
         if not domains.admits(facts.labels):
             value = facts.labels.get(domains.key)
@@ -209,7 +192,6 @@ def check_within(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailu
 
 
 def outside(key: str, values: Collection[str]) -> tuple[str, str]:
-    """Return code and message for nodes outside the domains in which a gang's pod may run."""
     return "OutsideGangTopology", f"node(s) were not in {key} {' or '.join(sorted(values))}"
 
 
@@ -238,7 +220,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 def _larger(label: str | None, values: Sequence[str], *, by: int) -> bool:
-    """Return whether both are integers, as Go parses them, and the label's is larger (`by` 1)."""
+    """Compare integers as Go parses them."""
     if label is None or len(values) != 1:
         return False
     numbers = [int(text) for text in (label, values[0]) if _INTEGER.fullmatch(text)]
@@ -256,10 +238,10 @@ def check_served(
     *,
     all_sick: bool = False,
 ) -> NodeFilterFailure | None:
-    """Refuse a node that cannot start containers, or does not serve a requested resource.
+    """Refuse a node that cannot start containers or does not serve a requested resource.
 
-    Its kubelet has none of a `paused` resource to allocate: because no device of the node is
-    healthy (`all_sick`), or for as long as the agent is not registered.
+    Its kubelet has none of a `paused` resource: no device is healthy (`all_sick`), or the agent is
+    not registered.
     """
     if served.issuperset(triggers):
         return None
@@ -292,7 +274,7 @@ def check_ports(wanted: HostPorts, free: Mapping[str, int]) -> NodeFilterFailure
 def check_resources(
     requested: Mapping[str, int], free: Mapping[str, int]
 ) -> NodeFilterFailure | None:
-    """Refuse a node with too little of an ordinary resource; a missing resource counts as 0."""
+    """A missing resource counts as 0."""
     for name, amount in requested.items():
         there = free.get(name, 0)
         if amount > there:
@@ -301,7 +283,7 @@ def check_resources(
 
 
 def has_too_little(free: dict[str, int], requested: dict[str, int]) -> bool:
-    """Return whether some ordinary resource is insufficient: `insufficient` without a message."""
+    """As `check_resources`, without a message."""
     for name, amount in requested.items():  # noqa: SIM110 - for every candidate; twice as fast
         if free.get(name, 0) < amount:
             return True
@@ -329,10 +311,7 @@ _WITHOUT_LIMIT = (HOST_PORT_PREFIX, SELECTED_PREFIX)
 
 
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
-    """Return what is free of each resource.
-
-    Of each host port, and of each selection of pods, it is what is in use of it, below 0.
-    """
+    """Of host ports and selections of pods, return what is in use, below 0."""
     free = {
         name: amount - facts.used_by_others.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()
@@ -345,7 +324,6 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
-    """Return whether only taints, or another manager, can exclude a node for such pods."""
     return not (
         demands.selector
         or demands.required
@@ -367,7 +345,6 @@ def has_soft_taint(facts: NodeFacts) -> bool:
 
 
 def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
-    """Return the pod's preference for the node: affinity weights less soft taints."""
     liked = sum(weight for weight, term in demands.preferred if matches_term(term, facts))
     disliked = sum(
         taint.effect == SOFT_EFFECT and not any(tolerates(t, taint) for t in demands.tolerations)
@@ -385,7 +362,6 @@ def check_all(
     *,
     all_sick: bool = False,
 ) -> NodeFilterFailure | None:
-    """Return the first reason, apart from devices, why the node cannot run the pod."""
     return (
         check_node(request.node_requirements, facts)
         or check_served(request.triggers, served, paused, all_sick=all_sick)

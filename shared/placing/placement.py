@@ -1,4 +1,4 @@
-"""The decision: up to three places for a pod, or why there is none; pure."""
+"""Up to three places for a pod, or why there is none; pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
@@ -24,13 +24,12 @@ from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
 
 Rng = Callable[[], float]
-"""Returns a random number from 0 to below 1."""
+"""Returns a number from 0 to below 1."""
 Fit = tuple[MirroredNode, list[DevicePick]]
 POWER_TOO: Final = {NodeOrder.FRAGMENTATION: "", NodeOrder.POWER: ", and by their power"}
 RANDOM_TRIES: Final = 8
-"""Nodes tried in random order, of the best ones, before nodes are tried by rank."""
 RARE: Final = 8
-"""Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
+"""If fewer than one in so many nodes fit, only those are ranked."""
 
 
 def place(
@@ -41,16 +40,12 @@ def place(
     *,
     contested: bool = False,
 ) -> tuple[Placement, ...] | NoFit:
-    """Choose a node and its devices, and others should the ledger have no room on the first one.
+    """Choose a node and its devices, and others for when the ledger has no room on the first.
 
-    The first choice is random among the nodes that tie, so that independent placers seldom choose
-    the same device; all candidates are on different nodes. Nodes are ranked by the pod's own
-    preferences first, then by its node order. Where both shares and MIG instances are allowed, all
-    nodes are tried for the preferred mode before any is tried for the other; and for whole devices
-    before replicas.
-
-    While choices are `contested`, a pod that packs gets a node that no other placer has just used,
-    as its only candidate, if there is one.
+    The first choice is random among nodes that tie, so that independent placers seldom choose the
+    same device. The preferred mode of devices is tried on all nodes first. While choices are
+    `contested`, a pod that packs gets only a node that no other placer has just used, if there is
+    one.
 
     For example, `place(request, NodeIndex(mirror), random.random)[0].node` is the best node, if the
     result is not `NoFit`; `explain(request, index, no_fit)` then returns why, in words.
@@ -88,7 +83,7 @@ def _likely_placements(
     candidates: int,
     contested: bool,
 ) -> tuple[Placement, ...]:
-    """Return placements on nodes that probably fit; none: every node has to be checked."""
+    """Return () if every node has to be checked."""
     ranked = index.likely_nodes(kind)
     need = kind.need
     if contested and ranked.packs:
@@ -112,7 +107,6 @@ def _best_nodes(
     fitting: NodeSet,
     rng: Rng,
 ) -> Iterator[MirroredNode]:
-    """Yield nodes that fit, those that the pod prefers first, then by mode and rank."""
     for preferred in index.sets.by_preference(request.node_requirements, fitting):
         seen = set[MirroredNode]()
         is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
@@ -153,7 +147,6 @@ def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "")
 def where_placed(
     request: PodRequest, index: NodeIndex
 ) -> tuple[MirroredNode, tuple[Share, ...]] | None:
-    """Return the node and the shares of the first choice, or None if no node fits."""
     placements = place(request, index, lambda: 0.0, 1)
     if isinstance(placements, NoFit):
         return None
@@ -161,7 +154,6 @@ def where_placed(
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
-    """Yield random nodes of the best ones: the first among those that tie, the rest among all."""
     among = best.tied
     seen = set[int]()
     for _ in range(min(RANDOM_TRIES, 2 * best.total)):
@@ -173,7 +165,7 @@ def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
 
 
 def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
-    """Place a pod on a node with devices that are claimed for starts after its end; or nowhere."""
+    """Use only devices that are claimed for starts after the pod's end."""
     claimed = index.mirror.claimed.values()
     nodes = {device.node for device in claimed if device.ledger_use.claimed_until >= end}
     for node in sorted(nodes, key=lambda node: node.name):
@@ -212,23 +204,23 @@ def picks_on(
 
 
 COMPARED_NODES = 16
-"""Nodes that are compared; half of them are those that fit most tightly, the others random."""
+"""Half of them fit most tightly, the others are random."""
 ENOUGH_NODES = 8
-"""With fewer nodes that fit among those tried, all nodes that fit are computed."""
+"""If fewer nodes fit among those tried, all are computed."""
 TRIED_NODES = 32
 SORTED_FACTOR = 4
-"""A set of fewer nodes than the square root of so many times all nodes is sorted by rank. The best
-of a larger set are found sooner among all nodes, which are in order already."""
+"""A set smaller than the square root of so many times all nodes is sorted by rank; the best of a
+larger one are found sooner in the order of all nodes.
+"""
 WEIGHED_NODES = 3
 
 
 def place_compared(
     request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
 ) -> tuple[Placement, ...] | NoFit:
-    """Choose the nodes on which the pod costs later pods the least of what is idle now.
+    """Choose nodes where the pod costs later pods the least of what is idle now.
 
-    On each node the pod gets the devices of its own device order. The same random numbers lead to
-    the same choice.
+    The same random numbers lead to the same choice.
     """
     fits: list[Fit] = []
     requirements = request.node_requirements
@@ -296,7 +288,7 @@ def _nodes_of(
 def _in_turn(
     first: Iterator[MirroredNode], other: Iterator[MirroredNode]
 ) -> Iterator[MirroredNode]:
-    """Yield nodes of both in turn, each node once, up to `TRIED_NODES` of each."""
+    """Yield each node once, up to `TRIED_NODES` of each."""
     seen = set[MirroredNode]()
     for pair in zip_longest(islice(first, TRIED_NODES), other):
         for node in pair:

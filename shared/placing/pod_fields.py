@@ -1,8 +1,8 @@
-"""What the placer makes of each field of a pod, by its path in the Kubernetes API; pure.
+"""What the placer makes of each field of a pod; pure.
 
-A path without a row of its own has the row of the nearest field above it; only rows whose effect is
-OBEYED are for one field alone. `[]` stands for the items of a list. A pod with a field that is
-handed over is placed by kube-scheduler, where the extender is installed, and denied otherwise.
+A path without a row has the row of the nearest field above it, unless that is OBEYED.
+kube-scheduler places a pod with a field that is handed over, where the extender is installed; else
+it is denied.
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
 """
 
@@ -13,13 +13,9 @@ from enum import StrEnum
 
 class Effect(StrEnum):
     OBEYED = "obeyed"
-    """The placer obeys it as kube-scheduler does."""
     NO_EFFECT = "no effect"
-    """No scheduler reads it."""
     PREFERENCE = "not weighed"
-    """A preference that kube-scheduler weighs, and the placer does not."""
     HANDED_OVER = "handed over"
-    """The placer does not support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +23,10 @@ class PodField:
     path: str
     effect: Effect
     reason: str = ""
-    """Why a pod is handed over: the value of its label."""
+    """Its label's value."""
     note: str = ""
     when: Mapping[str, object] = field(default_factory=dict)
-    """It applies if the object with the field, or the item of the list, has these values."""
+    """Values that the object with the field, or the item of the list, has."""
 
     @property
     def text(self) -> str:
@@ -42,12 +38,12 @@ class PodField:
 @dataclass(frozen=True, slots=True)
 class FoundField:
     path: str
-    """With the numbers of items, such as `spec.volumes[1].persistentVolumeClaim`."""
+    """Such as `spec.volumes[1].persistentVolumeClaim`."""
     row: PodField
 
 
 def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
-    """Yield the fields of a pod, as in its JSON, that the placer does not support."""
+    """Yield the fields of a pod's JSON that the placer does not support."""
     for row in _HANDED_OVER:
         for path in _find(pod, row.path.split("."), "", row.when):
             yield FoundField(path, row)
@@ -56,7 +52,7 @@ def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
 def _find(
     value_above: object, segments: list[str], path: str, when: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield the paths at which a field is set: empty values count as not set."""
+    """Empty values count as not set."""
     if not isinstance(value_above, Mapping):
         return
     name = segments[0].removesuffix("[]")
@@ -87,7 +83,7 @@ def _has_values(item: object, values: Mapping[str, object]) -> bool:
 def _all(
     effect: Effect, above: str, names: str, *, reason: str = "", note: str = ""
 ) -> list[PodField]:
-    """Return a row for each of the names, which are separated by spaces."""
+    """`names` are separated by spaces."""
     return [
         PodField(path=f"{above}.{name}", effect=effect, reason=reason, note=note)
         for name in names.split()

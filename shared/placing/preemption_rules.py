@@ -1,7 +1,7 @@
-"""Rules of preemption that the planner plans by, and the binder checks before it evicts; pure.
+"""Rules of preemption for the planner's plans and the binder's evictions; pure.
 
-A pod of a namespace with budget left may preempt leases of namespaces without. A pod of higher
-priority may preempt those of lower priority, unless their namespace is in a better lease class.
+A namespace with budget left preempts leases of namespaces without. A pod of higher priority
+preempts lower ones, unless their namespace has a better lease class.
 """
 
 from collections.abc import Collection
@@ -27,14 +27,14 @@ class PendingPod:
 
 
 def lease_class(budget: BudgetChanged | None) -> int:
-    """Return the class of a namespace's leases, 0 the best; an unknown budget is guaranteed."""
+    """0 is the best class, which an unknown budget has, too."""
     return LEASE_CLASSES.get(budget.lease_class, 0) if budget else 0
 
 
 def cause_for(
     pending: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
 ) -> PreemptionCause | None:
-    """Return why a lease of a namespace with budget `theirs` may be preempted, or None."""
+    """`theirs` is the budget of the lease's namespace."""
     own_class = lease_class(own)
     their_class = lease_class(theirs)
     if own_class == 0 and their_class > 0:
@@ -45,7 +45,6 @@ def cause_for(
 
 
 def ends_by_policy(budget: BudgetChanged, now: float) -> bool:
-    """Return whether the budget's own policy ends the namespace's leases by now."""
     minutes = budget.evict_after_minutes
     return minutes is not None and now >= budget.state_since + minutes * MINUTE_S
 
@@ -53,7 +52,6 @@ def ends_by_policy(budget: BudgetChanged, now: float) -> bool:
 def may_still_evict(
     victim: Victim, pending: PendingPod | None, state: PreemptionState, now: float
 ) -> bool:
-    """Return whether a chosen victim may still be evicted under the current budgets."""
     if victim.cause is PreemptionCause.VIOLATION:
         return True
     theirs = state.budget_of(victim.namespace)
@@ -75,5 +73,4 @@ def pending_pod_of(preemption: Preemption) -> PendingPod | None:
 
 
 def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
-    """Return when a preemption is given up: after notice, the longest grace period, and slack."""
     return now + notice_s + max((victim.grace_s for victim in victims), default=0.0) + SLACK_S

@@ -1,9 +1,8 @@
-"""Room for a pod: the cheapest sets of leases whose end lets it run on one node; pure.
+"""The cheapest sets of leases whose end lets a pod run on one node; pure.
 
-The result is exact for small numbers: no set that is yielded later is cheaper. The cost of a set is
-decided by its most undesirable lease first (`EndableLease.tier`), then by their number, then by the
-GPU-seconds they have used. Where a node has too many sets to try, leases are spared one by one, the
-most expensive first. The order is fixed, and the number of trials is bounded.
+A set costs its most undesirable lease first (`EndableLease.tier`), then their number, then the
+GPU-seconds they used. For few leases, the order is exact. On a node with too many sets, leases are
+spared one by one, the most expensive first.
 """
 
 from bisect import bisect_left
@@ -32,13 +31,12 @@ from shared.placing.endable_leases import (
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 6000
-"""Trials for one pod; sets of leases are tried on one node until it has had a quarter of them."""
+"""For one pod; a quarter of these for the sets of leases of one node."""
 FEW_LEASES = 4
 MAX_TRIALS_WITH_FEW_LEASES = 20_000
 EndsFor = tuple[NodeName, Endables]
-"""A node, and what ends to make room on it; whole gangs also elsewhere."""
+"""Whole gangs end also elsewhere."""
 Allows = Callable[[Sequence[EndableLease]], bool]
-"""Whether these leases may all end together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +86,7 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
 
 
 class ClusterTrials:
-    """Nodes with their leases, and a cluster in which those of one node at a time have ended."""
+    """In the cluster, leases of one node at a time have ended."""
 
     def __init__(self, nodes: Iterable[NodeTotals] = (), leaving: Collection[PodUid] = ()) -> None:
         self.nodes: Mapping[NodeName, NodeTotals] = {}
@@ -100,7 +98,7 @@ class ClusterTrials:
         self.update(nodes, leaving)
 
     def update(self, nodes: Iterable[NodeTotals], leaving: Collection[PodUid] = ()) -> None:
-        """Replace all nodes; those that are the same objects as before cost next to nothing."""
+        """The same objects as before cost next to nothing."""
         self.restore()
         remaining = {totals.node.facts.name: without(totals, leaving) for totals in nodes}
         for name in self.nodes.keys() - remaining.keys():
@@ -113,14 +111,12 @@ class ClusterTrials:
         self.nodes = {name: remaining[name] for name in sorted(remaining)}
 
     def leases(self) -> Iterator[tuple[Lease, float]]:
-        """Yield the leases, and what each has of its GPUs, summed."""
         for name, totals in self.nodes.items():
             gpus = self._gpus[name]
             for lease in totals.leases:
                 yield lease, gpus[lease.pod]
 
     def node_as_it_is(self, request: PodRequest) -> NodeName | None:
-        """Return the first node on which the pod fits without any lease's end, or None."""
         self.restore()
         for name in self.nodes:
             if self.cluster.placement_on(name, request) is not None:
@@ -130,7 +126,7 @@ class ClusterTrials:
     def placement(
         self, request: PodRequest, name: NodeName, ends: Iterable[EndableLease]
     ) -> Placement | None:
-        """Return what a pod would get once these leases have ended; they do in the cluster."""
+        """Return what a pod gets once these leases have ended, as they have in the cluster."""
         if name != self._changed:
             self.restore()
         self._changed = name
@@ -173,10 +169,7 @@ class RoomSearch:
         self._on_one_device = request.same_device or one_device
 
     def rooms(self, candidates: Iterable[EndableLease]) -> Iterator[Room]:
-        """Yield room for the pod, the cheapest first, by the end of some of the candidates.
-
-        In the cluster of the trials, the leases of the room that was yielded last have ended.
-        """
+        """Yield the cheapest room first; in the cluster, the leases of the last one have ended."""
         by_node: dict[NodeName, list[EndableLease]] = {}
         for endable in sorted(candidates, key=_spare_order):
             by_node.setdefault(endable.lease.node, []).append(endable)
@@ -190,10 +183,9 @@ class RoomSearch:
             )
 
     def _able_on(self, name: NodeName, tier: tuple[int, ...]) -> list[EndableLease]:
-        """Return the leases of a node up to the tier that may end, if the pod fits once they have.
+        """Return leases up to the tier whose end lets the pod fit, if one is of the tier.
 
-        None if no lease of the tier itself is among them. A node is tried when this is first called
-        for it: of many nodes, few are until there is room.
+        A node is tried when this is first called for it.
         """
         if name not in self._able:
             allowed = list[EndableLease]()
@@ -208,7 +200,6 @@ class RoomSearch:
         return up_to if is_able else []
 
     def _lowest_tier(self, name: NodeName, among: Sequence[EndableLease]) -> tuple[int, ...] | None:
-        """Return the lowest tier with which the pod fits once all leases up to it have ended."""
         if not among or not self._fits(name, among):
             return None
         tiers = sorted({endable.tier for endable in among})
@@ -219,7 +210,7 @@ class RoomSearch:
     def _in_tier(
         self, tier: tuple[int, ...], by_node: Mapping[NodeName, Sequence[EndableLease]]
     ) -> Iterator[Room]:
-        """Yield rooms whose worst lease is of the tier, which no lease in `by_node` exceeds."""
+        """No lease in `by_node` exceeds the tier."""
         tried = dict.fromkeys(by_node, 0)
         among = by_node
         nodes_with_room = set[NodeName]()
@@ -246,7 +237,7 @@ class RoomSearch:
         return ends if self._gangs is None else self._gangs.whole(ends)
 
     def _whole_sets(self, name: NodeName, sets: Iterable[Endables]) -> list[EndsFor]:
-        """Return sets for a node with what has to end beside them, each of these once."""
+        """What has to end beside them is included."""
         whole_sets = list[EndsFor]()
         for ends in sets:
             whole = self._whole(ends)
@@ -263,7 +254,7 @@ class RoomSearch:
     def _sets_of_size(
         self, size: int, able: Mapping[NodeName, Sequence[EndableLease]], tried: dict[NodeName, int]
     ) -> tuple[list[EndsFor], list[NodeName]]:
-        """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
+        """Nodes that have too many sets or none leave `tried`, and are returned."""
         sets = list[EndsFor]()
         over = list[NodeName]()
         for name, count in list(tried.items()):
@@ -294,7 +285,7 @@ class RoomSearch:
         return self._left > 0 and self._placement(name, ends) is not None
 
     def _sets(self, among: Sequence[EndableLease], size: int) -> Iterator[Endables]:
-        """Yield sets of a size; of one device only, where the pod needs no more than one."""
+        """For a pod that needs one device, a set is of one device."""
         if not self._on_one_device:
             yield from combinations(among, size)
             return
@@ -314,7 +305,6 @@ class RoomSearch:
                     yield ends
 
     def _spared(self, name: NodeName, among: Sequence[EndableLease]) -> Endables:
-        """Spare leases one by one, the most expensive first, as long as the pod fits."""
         ends = list(among)
         for endable in reversed(among):
             fewer = [other for other in ends if other is not endable]
@@ -338,7 +328,7 @@ def rooms_by_few(
     *,
     now: float,
 ) -> Iterator[Room]:
-    """Yield room by the end of at most `FEW_LEASES` leases, all equally undesirable."""
+    """All leases are equally undesirable."""
     candidates = [
         EndableLease(lease=lease, used_gpu_s=used_gpu_s(lease, gpus, now))
         for lease, gpus in trials.leases()

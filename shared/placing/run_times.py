@@ -1,8 +1,4 @@
-"""How long pods run, learned from those before them that had the same names but for numbers; pure.
-
-A controller's names have a form of their own (`train-x7k2p`, `web-5d8f9c6b7d-x7k2p`, `worker-3`),
-so that a form stands for the pods of one kind of owner.
-"""
+"""How long pods run, learned from earlier ones of the same controller; pure."""
 
 import math
 import re
@@ -19,9 +15,9 @@ from shared.model.names import Namespace
 
 MOST_SERIES = 512
 LEAST_RUNS = 2
-"""Pods that must have ended before the next ones are expected to run for as long."""
+"""So many pods must have ended before."""
 NEWEST_WEIGHT = 0.2
-"""Weight of the newest run time in the mean, once there are many."""
+"""Of the newest run time, once there are many."""
 LONGEST_LOG = math.log(MOST_RUN_S)
 
 _RANDOM = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
@@ -32,11 +28,11 @@ _NUMBER = re.compile(r"[0-9]+")
 class RunSeries(msgspec.Struct, frozen=True, array_like=True, gc=False):
     runs: Amount = 0
     log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG)] = 0.0
-    """Weighted mean of the logarithms: a few long runs do not hide that most are short."""
+    """Of the logarithms, so that a few long runs do not hide many short ones."""
 
 
 def series_of(namespace: Namespace, name: str) -> str:
-    """Return what the names of a controller's pods have in common."""
+    """Numbers and random parts of names are left out, as in `train-x7k2p` or `worker-3`."""
     stem, is_random = _RANDOM.subn("", name)
     stem, is_hashed = _TEMPLATE_HASH.subn("", stem) if is_random else (stem, 0)
     return f"{namespace}/{_NUMBER.sub('#', stem)}{'-*' * (is_random + is_hashed)}"
@@ -47,7 +43,7 @@ class RunTimes:
         self.series = series or {}
 
     def expected_s(self, lease: Lease) -> float | None:
-        """Return how long the pod of a lease is expected to run; None: too few ended before."""
+        """Return None if too few ended before."""
         series = self.series.get(series_of(lease.namespace, lease.name)) if self.series else None
         return math.exp(series.log_mean_s) if series and series.runs >= LEAST_RUNS else None
 
@@ -62,7 +58,7 @@ class RunTimes:
         self._forget()
 
     def _forget(self) -> None:
-        """Have few enough series: first, those of the namespaces with most become fewer."""
+        """Namespaces with the most series lose some first."""
         if len(self.series) <= MOST_SERIES:
             return
         of_namespace: dict[str, list[str]] = {}
@@ -80,7 +76,6 @@ class RunTimes:
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """Read what `dump` returned; from anything else, nothing was learned."""
         try:
             return cls(msgspec.msgpack.decode(data, type=dict[str, RunSeries]))
         except UNDECODABLE:

@@ -1,13 +1,14 @@
-"""Planned starts: where a waiting pod or gang fits earliest, given when leases end; pure.
+"""Planned starts: where a waiting pod or gang fits earliest; pure.
 
-Leases are taken away in the order of their ends until the pods fit beside those that are left. The
-devices that they get then are claimed for them: what is let onto these before has to end in time.
+Leases are taken away in the order of their ends until the pods fit. Their devices are then claimed:
+what is let onto these before has to end in time.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from shared.model.devices.device import without_claim
@@ -38,33 +39,31 @@ EARLIER_S = 60.0
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
 MOST_KINDS = 16
-"""No start is planned of a gang with more different requests: each takes about as long as a pod."""
+"""More different requests of a gang would take too long to plan."""
 FIRST_ENDS = 4
-"""So many leases end before the first try; then twice as many each time."""
+"""Twice as many for each further try."""
 MOST_NAMED = 3
 NEVER = 1e12
-"""Unix seconds after all ends that are known."""
+"""Unix seconds after all known ends."""
 
 
 class LeaseEnd(NamedTuple):
     at: float
     enforced: bool
-    """It ends by then at the latest; else it is expected to."""
+    """It ends by then at the latest, not only as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStart:
-    """Where pods can start once some leases have ended, and when that is."""
-
     at: float
     placements: tuple[Placement | None, ...]
-    """Of each pod, in the order of the requests; None: one that the gang does not need."""
+    """None for a pod that the gang does not need."""
     waits_for: tuple[Lease, ...] = ()
     enforced: bool = True
     """All of them end by an enforced time."""
 
     def claims(self, now: float) -> bool:
-        """Return whether its devices are claimed: it is a promise, or soon."""
+        """Its devices are claimed if it is a promise, or soon."""
         return self.enforced or self.at <= now + SOON_S
 
     @property
@@ -79,12 +78,10 @@ class PlannedStart:
 
 
 def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> LeaseEnd | None:
-    """Return when a lease ends, by its term or as expected; None: nothing is known.
+    """Return None if nothing is known.
 
-    Without an expectation of its author, its pod runs for `learned_s`.
-
-    One that has lasted longer than expected is expected to last as long again; one whose maximum
-    run time is over, to end as late again, but soon.
+    A lease that lasts longer than expected is expected to last as long again; one beyond its
+    maximum run time, to end as late again, but soon.
     """
     if lease.claim is not None:
         return None
@@ -100,7 +97,6 @@ def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> Lease
 
 
 def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
-    """Return a lease that ends before a start, as it is stored and shown."""
     return EndingLease(
         pod=lease.pod,
         namespace=lease.namespace,
@@ -113,7 +109,6 @@ def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
 def with_claims(
     nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
 ) -> list[NodeTotals]:
-    """Return nodes with all that starts will take of their resources, and without lifted claims."""
     changes = defaultdict[NodeName, Counter[str]](Counter)
     free = set[DeviceUuid]()
     for start in staying:
@@ -155,10 +150,9 @@ def plan_start(
     before: float = inf,
     trials: "StartTrials | None" = None,
 ) -> PlannedStart | None:
-    """Return the earliest start of `needed` of the pods, tried in order; None: none is in sight.
+    """Return the earliest start of `needed` of the pods, tried in order, or None.
 
-    Leases without an end, or one after `before`, stay. Devices that are claimed for others are not
-    used. Plans on much the same nodes take less time with the same `trials`.
+    Leases without an end, or with one after `before`, stay. The same `trials` save time.
     """
     totals = list(nodes)
     ends = [
@@ -182,15 +176,15 @@ class WaitingClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingUnit:
-    """A pod that waits, or the waiting pods of a gang of which none runs."""
+    """A pod, or the pods of a gang of which none runs."""
 
     id: str
     pods: tuple[WaitingPod, ...]
     needed: int
-    """So many of them start at once."""
+    """How many of them start at once."""
     gang: Gang | None
     claim: WaitingClaim | None = None
-    """What kube-scheduler allocates before the pod starts, instead of a lease of its own."""
+    """kube-scheduler allocates it before the pod starts."""
 
     @property
     def priority(self) -> int:
@@ -202,11 +196,10 @@ class WaitingUnit:
 
     @property
     def since(self) -> float:
-        """How long it has waited: Unix seconds of the first."""
+        """Unix seconds."""
         return min(pod.waiting_since for pod in self.pods)
 
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
-        """Return the requests of its pods, with what repels them from nodes."""
         repelling = all_domains(totals.node.facts for totals in nodes)
         return [repelled_request(pod.queued, repelling) for pod in self.pods]
 
@@ -216,9 +209,8 @@ def waiting_units(
 ) -> list[WaitingUnit]:
     """Return what may get a planned start, in the order of the first pod of each.
 
-    A pod without a gang has to have waited for `after_s`. Gangs with a topology get none: plans do
-    not know the domains. Nor do pods with required rules about other pods, which plans do not
-    count.
+    A pod without a gang has to have waited for `after_s`. Plans know neither the domains of gangs
+    with a topology nor required rules about other pods, so these get none.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     gangs = defaultdict[str, list[WaitingPod]](list)
@@ -235,7 +227,8 @@ def waiting_units(
             gangs[queued.pod].append(waiting_pod)
     units = list[WaitingUnit]()
     for id_, pods in gangs.items():
-        gang = pods[0].queued.request.gang
+        named = [gang for pod in pods if (gang := pod.queued.request.gang) is not None]
+        gang = max(named, key=attrgetter("min_member"), default=None)
         if gang is None or not gang.decided_as_one:
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
             continue
@@ -249,7 +242,7 @@ def waiting_units(
 
 
 def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease], LeaseEnd | None]:
-    """Let leases without a known end end after all others, the youngest first."""
+    """The youngest lease without a known end ends first, after all others."""
 
     def some_end(lease: Lease) -> LeaseEnd | None:
         last = LeaseEnd(NEVER - lease.created_at, enforced=False)
@@ -259,7 +252,6 @@ def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease
 
 
 def no_end_text(endless: Sequence[Lease], visible: Callable[[Namespace], bool]) -> str:
-    """Return which leases without a known end have to end before a start."""
     seen = [f"{lease.namespace}/{lease.name}" for lease in endless if visible(lease.namespace)]
     named = seen[:MOST_NAMED]
     left = len(endless) - len(named)
@@ -280,10 +272,7 @@ def start_without_plan(
     now: float,
     visible: Callable[[Namespace], bool],
 ) -> str:
-    """Return which leases without a known end have to end first.
-
-    If there is none, return when the others have ended, or nothing if it does not wait for them.
-    """
+    """Name leases without a known end first, or else say when others have ended."""
     some_end = with_some_end(end_of)
     plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
     if plan is None or not plan.waits_for:
@@ -295,10 +284,7 @@ def start_without_plan(
 
 
 class StartTrials:
-    """A cluster for trials: a node is put again only if it, or what has ended on it, differs.
-
-    All plans are for nodes of the same names.
-    """
+    """Nodes have the same names; only changed ones are put again."""
 
     def __init__(self) -> None:
         self.cluster = TrialCluster()
@@ -334,7 +320,6 @@ class _Search:
         self._nodes = {totals.node.facts.name: totals for totals in nodes}
 
     def earliest(self, now: float, *, is_bounded: bool) -> PlannedStart | None:
-        """Return the start for which the fewest leases have to end, in their order."""
         low = 0
         high = 0
         every = len(self._ends)
@@ -362,7 +347,6 @@ class _Search:
     def _waits(
         self, ended: int, placements: Sequence[Placement | None]
     ) -> list[tuple[LeaseEnd, Lease]]:
-        """Return those of the first leases that held what the pods get."""
         used = {
             (placement.node, share.device)
             for placement in placements
@@ -377,7 +361,6 @@ class _Search:
         ]
 
     def _short_nodes(self, placements: Sequence[Placement | None]) -> set[NodeName]:
-        """Return the nodes on which ordinary resources have to be freed, too."""
         needs = defaultdict[NodeName, Counter[str]](Counter)
         for request, placement in zip(self._requests, placements, strict=True):
             if placement is not None:
@@ -390,7 +373,7 @@ class _Search:
         }
 
     def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
-        """Place the pods once the first so many leases have ended; empty: they do not fit."""
+        """Return () if they do not fit."""
         self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
         placements = dict[int, Placement]()
         refused: PodRequest | None = None

@@ -1,4 +1,4 @@
-"""A copy of the ledger's nodes, on which pods are placed as a placer would place them; pure."""
+"""A copy of the ledger's nodes, on which pods are placed as a placer would; pure."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,10 @@ from shared.placing.placement import picks_on, place, place_before, placement_of
 from shared.placing.refusal.refusals import explain, possible_nodes
 
 GOLDEN_RATIO = 0.6180339887
-"""Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""
 
 
 class TrialCluster:
-    """Nodes and the pods placed on them so far. The same calls lead to the same placements.
+    """The same calls lead to the same placements.
 
     For example, `TrialCluster(nodes).place(pod, request)` returns where the pod would run, and
     `explain` puts a `NoFit` into words, which takes most of the time.
@@ -35,23 +34,20 @@ class TrialCluster:
         return (self._choices - 1) * GOLDEN_RATIO % 1
 
     def put_node(self, node: LedgerNode) -> None:
-        """Add a node, or replace it; what is reserved on it stays reserved."""
+        """What is reserved on the node stays reserved."""
         self._mirror.put_node(node)
 
     def remove_node(self, name: NodeName) -> None:
         self._mirror.remove_node(name)
 
     def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrives among those that the policy fragmentation expects."""
+        """Count a pod among those that the policy fragmentation expects."""
         self._index.fragmentation.workload.learn(request)
 
     def place(
         self, pod: PodUid, request: PodRequest, ends_by: float | None = None
     ) -> Placement | NoFit:
-        """Place a pod and count it as running, or return that it fits nowhere.
-
-        One that `ends_by` an instant may use devices that are claimed for starts after that.
-        """
+        """Count the pod as running; it may use devices claimed for starts after `ends_by`."""
         decision = place(request, self._index, self._choice)
         if isinstance(decision, NoFit) and ends_by is not None:
             decision = place_before(request, self._index, ends_by) or decision
@@ -61,7 +57,7 @@ class TrialCluster:
         return decision[0]
 
     def explain(self, request: PodRequest, no_fit: NoFit) -> Refusal:
-        """Return in words why a pod fits nowhere, as long as nothing has changed."""
+        """Valid only while nothing has changed since."""
         return explain(request, self._index, no_fit)
 
     def may_fit(self, request: PodRequest) -> bool:
@@ -69,23 +65,19 @@ class TrialCluster:
         return bool(possible_nodes(request, self._index))
 
     def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | None:
-        """Place a pod on a node and count it as running, or return None if it does not fit."""
         placement = self.placement_on(name, request)
         if placement is not None:
             self.reserve(pod, request, placement)
         return placement
 
     def placement_on(self, name: NodeName, request: PodRequest) -> Placement | None:
-        """Return what a pod would get on a node, or None if it does not fit there."""
         choose = self._index.plan(request).choose
         node = self._mirror.nodes[name]
         picks = picks_on(request, choose, self._index, node)
         return None if picks is None else placement_of(node, picks)
 
     def reserve(self, pod: PodUid, request: PodRequest, placement: Placement) -> None:
-        """Count a pod as running at a place."""
         self._mirror.reserve(pod, placement, request.node_resources, request.anti_affinity_groups)
 
     def remove(self, pod: PodUid) -> None:
-        """Stop counting a pod."""
         self._mirror.drop(pod)

@@ -22,19 +22,14 @@ from shared.placing.trial_cluster import TrialCluster
 
 EndOf = Callable[[Lease], LeaseEnd | None]
 MOST_PLANNED = 8
-"""Objects whose start is looked for."""
 MAX_ADDED = 1000
-"""Nodes of one kind that are added at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedPod:
-    """A pod that does not exist yet."""
-
     origin: str
     """The object that it comes from, such as `Deployment web`."""
     name: str
-    """Its namespace and name."""
     request: PodRequest
 
 
@@ -69,7 +64,7 @@ class TriedOutcome(View, frozen=True, kw_only=True):
     room: RoomView | None = None
     """Null if it would run, or nothing helps."""
     when: str = ""
-    """If wanted, of the last waiting pod of the first objects: when all so far have started."""
+    """If requested, for the last waiting pod of the first objects: when all so far have started."""
 
 
 class AddedNodes(View, frozen=True, kw_only=True):
@@ -180,7 +175,6 @@ def _additions(waiting: Sequence[PodRequest], nodes: Iterable[NodeTotals]) -> li
 
 
 def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
-    """Add idle nodes like the example as long as each lets further pods run."""
     cluster = TrialCluster()
     left = list(enumerate(waiting))
     added = 0
@@ -204,7 +198,6 @@ def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
 
 
 def _kind(node: LedgerNode) -> Hashable:
-    """Return what nodes have in common that the same pods fit on while they are idle."""
     devices = tuple((d.model, d.memory_mib, d.mode, d.slots, d.unit_mib) for d, _ in node.devices)
     return devices, tuple(sorted(node.facts.allocatable.items())), node.facts.taints
 

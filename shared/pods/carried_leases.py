@@ -9,7 +9,7 @@ from shared.pods.pod_snapshot import generation_of
 
 
 def carried_lease(holder: BoundPod) -> Lease:
-    """Return the lease whose copy a holder carries. Raises RequestError if it is no such copy."""
+    """Raise RequestError if the holder carries no copy of its own lease."""
     lease = load_lease(holder.lease, namespace=holder.namespace, name=holder.name)
     of = (lease.pod, lease.node, generation_of(lease))
     if of != (holder.pod, holder.node, holder.generation):
@@ -18,7 +18,7 @@ def carried_lease(holder: BoundPod) -> Lease:
 
 
 def copy_in(holder: BoundPod) -> Lease | None:
-    """Return the lease whose copy a holder carries, or None if it carries none."""
+    """Return None if the holder carries no copy of its own lease."""
     try:
         return carried_lease(holder) if holder.lease else None
     except RequestError:
@@ -26,7 +26,6 @@ def copy_in(holder: BoundPod) -> Lease | None:
 
 
 def bound_claim(claim: AllocatedClaim) -> BoundPod:
-    """Return an allocated claim as what holds a lease on its node."""
     return BoundPod(
         pod=claim.claim,
         namespace=claim.namespace,

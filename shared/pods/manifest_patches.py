@@ -19,14 +19,14 @@ class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def escape_pointer(key: str) -> str:
-    """Return a key as one token of a JSON pointer (RFC 6901)."""
+    """A token of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 _SEGMENT = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?")
 _ITEM_KEYS = ("name", "mountPath", "devicePath")
-"""By which items of lists are named in paths."""
+"""Paths name items of lists by these."""
 _BOOLEANS = {"true": True, "false": False}
 """Values of fields."""
 _OF_METADATA = {Place.ANNOTATION: "annotations", Place.LABEL: "labels"}
@@ -35,10 +35,9 @@ Token = str | int
 
 
 def json_patch(pod: Mapping[str, Any], changes: Iterable[Change]) -> tuple[PatchOperation, ...]:
-    """Return the operations that make these changes in a pod, or in a template of pods.
+    """Return the operations that make these changes.
 
-    What is to be removed and is not there, and what only a person can divide among containers, has
-    no operation.
+    What is not there is not removed, and only a person can divide a total among containers.
 
     >>> pod = {"metadata": {"annotations": {"a/b": "x"}}, "spec": {"containers": []}}
     >>> [operation.path for operation in json_patch(pod, [Change(Place.ANNOTATION, "a/b")])]
@@ -92,7 +91,7 @@ class _Patch:
         self.operations.append(PatchOperation(op="remove", path=_pointer(path)))
 
     def _parent(self, path: Sequence[Token]) -> Any:
-        """Return what has the last token, with an operation for each parent that is missing."""
+        """Return what has the last token; each missing parent gets an operation."""
         value = self.document
         for at, token in enumerate(path[:-1], start=1):
             if isinstance(value, dict) and value.get(token) is None:
@@ -160,7 +159,6 @@ def _of_only_container(document: Any, name: str) -> Iterator[tuple[Token, ...]]:
 
 
 def _containers(document: Any, name: str = "") -> Iterator[tuple[Token, ...]]:
-    """Yield the paths of the containers with this name, by default of all."""
     for kind in CONTAINERS:
         for number, container in enumerate(_value(document, ("spec", kind)) or ()):
             if not name or container.get("name") == name:

@@ -19,11 +19,10 @@ class Labelled(Protocol):
 
 
 def affinity_to_members(spec: ApiPodSpec, pod: Labelled) -> Mapping[int, str]:
-    """Return the topology keys of terms that select the pod itself, by the numbers of the terms.
+    """Pods of a gang have equal labels: a term that selects the pod means that they share a domain.
 
-    The pods of a gang have equal labels, and are placed at once: such a term means that they share
-    a domain. Terms that select pods of other namespaces are left out, and what no API server
-    stores.
+    Return topology keys by the number of the term. Terms that select other namespaces are left out,
+    and what no API server stores.
     """
     affinity = spec.affinity
     required = (affinity.pod_affinity or {}).get(REQUIRED) if affinity else None

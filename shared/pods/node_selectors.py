@@ -21,13 +21,13 @@ def node_terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
 
 
 def selected_nodes(selector: NodeSelector) -> tuple[tuple[NodeTerm, ...], ...]:
-    """Return the terms, at least one: a selector whose terms are all empty matches no node."""
+    """A selector whose terms are all empty matches no node."""
     terms = tuple(node_terms(term) for term in selector.node_selector_terms)
     return tuple(term for term in terms if term) or NO_NODE
 
 
 def labelled_nodes(selector: LabelSelector) -> tuple[NodeTerm, ...]:
-    """Return all requirements of a selector; an empty one, without any, matches all nodes."""
+    """A selector without requirements matches all nodes."""
     equal = (
         NodeTerm(key=key, operator="In", values=(value,))
         for key, value in sorted(selector.match_labels.items())

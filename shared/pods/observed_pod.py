@@ -25,12 +25,9 @@ class AwaitedClaims(msgspec.Struct, frozen=True):
 
     scheduler: str
     names: tuple[str, ...]
-    """Of its claims, as far as they are made from their templates."""
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod as the API server last reported it, parsed as far as Leasehold needs it."""
-
     pod: PodUid
     namespace: Namespace
     name: str
@@ -40,28 +37,27 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node."""
     handed_over: str = ""
-    """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
+    """The fields for which kube-scheduler chooses its node, or ""."""
     node: NodeName | None = None
     phase: str = "Pending"
     rejection: str = ""
-    """`REASON: MESSAGE` of the kubelet that rejected it; empty: none did."""
+    """`REASON: MESSAGE` of the kubelet that rejected it, or ""."""
     deleting: bool = False
     gated: bool = False
     budget_gated: bool = False
     """It has our scheduling gate: it waits for its namespace's budget."""
     priority: int = 0
     shown: int = 0
-    """The digest of the reason in its PodScheduled condition why it waits; 0: it has none."""
+    """0 without a reason in its PodScheduled condition."""
     has_lease: bool = False
-    """It has a copy of its lease: the ledger counts its usage."""
+    """It has a copy of its lease, so the ledger counts its usage."""
     grown: Mapping[str, int] = {}
     """What it uses more than its lease since it was resized in place."""
     leased_volumes: Mapping[str, int] = {}
-    """How many volumes its lease counts against the limits of CSI drivers, as resources."""
+    """How many volumes its lease counts against the limits of CSI drivers."""
     created_at: float = 0.0
     labels: Mapping[str, str] = {}
     repels: tuple[PodAntiAffinity, ...] = ()
-    """Its required anti-affinity."""
     selections: Mapping[str, PodSelection] = {}
     """What its rules about other pods select, by the resource as which it is counted."""
     counted: frozenset[str] = frozenset()
@@ -70,18 +66,17 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     request: PodRequest | None = None
     """None if it is invalid, or if the pod is not ours and awaits no ResourceClaim."""
     request_error: str = ""
-    """Why its request is invalid."""
     claims: tuple[ClaimUse, ...] = ()
-    """Its PersistentVolumeClaims; `request.claims` is set once they are known."""
+    """PersistentVolumeClaims; `request.claims` is set once they are known."""
     awaited: AwaitedClaims | None = None
-    """None of pods that are ours: their scheduler knows them."""
+    """None for pods that are ours: their scheduler knows them."""
     reviewed: str = ""
     """When its admission review began and ended, as the webhook wrote it."""
     reason: str = ""
-    """Why it waits, by its PodScheduled condition; of a pod that kube-scheduler places or that is
-    of a PodGroup of Kubernetes, and of all if the parser keeps reasons."""
+    """For a pod that kube-scheduler places or of a PodGroup of Kubernetes, and for all if the
+    parser keeps reasons.
+    """
     group: PodGroupReference | None = None
-    """The group it names; `request.gang` is set once the group is known."""
 
     @property
     def claim_keys(self) -> set[ClaimKey]:
@@ -89,12 +84,11 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether its containers no longer run."""
         return self.phase in TERMINAL
 
     @property
     def has_ended(self) -> bool:
-        """Whether no container of it runs any more, or will: an API server binds no deleted pod."""
+        """Whether no container runs any more, or will: an API server binds no deleted pod."""
         return self.is_terminated or (self.deleting and self.node is None)
 
     @property
@@ -113,7 +107,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def placed_elsewhere(self) -> str:
-        """The group of which it is a pod that another scheduler has placed; empty: it is none."""
+        """The group of a pod that another scheduler has placed, or ""."""
         elsewhere = self.by_kube_scheduler or not self.ours
         if self.group is None or self.node is None or not elsewhere or self.phase == "Failed":
             return ""
@@ -128,7 +122,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) -> PodQueued:
-    """Return the pod, whose request is valid, as services know it that place or bind it."""
+    """The request is valid."""
     return PodQueued(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -147,9 +141,8 @@ def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) ->
 def queued_elsewhere(pod: ObservedPod) -> PodQueued:
     """Return a pod that another scheduler places, once that has allocated its ResourceClaims.
 
-    `handed_over` names its claims if nothing else keeps it from getting devices: no group of pods
-    with which it starts, and no GPU by a resource name. Of one with an invalid request, or fields
-    that are too large, the event has names and priority alone.
+    `handed_over` names its claims if no group, and no GPU by a resource name, keeps it from getting
+    devices. With an invalid request, or too large fields, the event has names and priority alone.
     """
     request = pod.request or PodRequest(priority=pod.priority)
     claims_alone = pod.request is not None and not request.containers and pod.group is None
@@ -163,16 +156,16 @@ def queued_elsewhere(pod: ObservedPod) -> PodQueued:
 
 
 OUT_OF = "OutOf"
-"""Kubelets reject a pod with this and the resource of which the node has too little."""
+"""The resource follows of which the node has too little."""
 
 AGENT_REFUSES = "Leasehold refuses"
 """The node's agent refused the devices; the kubelet quotes its error."""
 
 
 def rejection_of(status: PodStatus) -> str:
-    """Return `REASON: MESSAGE` of the kubelet; empty: it did not reject the pod.
+    """Return `REASON: MESSAGE`, or "".
 
-    Of a pod that it has accepted, a kubelet reports the status of each container.
+    A kubelet reports the status of each container only of a pod that it has accepted.
     """
     if status.phase != "Failed" or not status.reason or status.container_statuses:
         return ""
@@ -180,7 +173,6 @@ def rejection_of(status: PodStatus) -> str:
 
 
 def causes(rejection: str) -> str:
-    """Return what to know about a rejection besides its text."""
     reason = rejection.partition(":")[0]
     if not reason.startswith(OUT_OF):
         return "its lease has ended; a controller creates another pod, a bare pod is lost"
@@ -193,7 +185,6 @@ def causes(rejection: str) -> str:
 
 
 def advice(rejection: str, node: str) -> str:
-    """Return what to try next."""
     if rejection.startswith(OUT_OF):
         return (
             "if it happens often, have one scheduler place the pods of these nodes: "

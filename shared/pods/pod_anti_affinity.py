@@ -19,25 +19,23 @@ from shared.placing.anti_affinity import matches_labels
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOST_SELECTORS = 64
-"""Different selectors of namespaces of the pods of a node."""
+"""For the pods of a node."""
 Selector = tuple[LabelRequirement, ...]
 _Sized = TypeVar("_Sized", Selector, AntiAffinityTerm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAntiAffinity:
-    """One required term of a pod."""
-
     topology_key: str
     selector: Selector
     namespaces: frozenset[Namespace]
-    """With the pod's own, where the term names none."""
+    """The pod's own if the term names none."""
     namespace_selector: Selector | None = None
-    """Further namespaces, by their labels; empty: all."""
+    """Further namespaces by their labels; () means all."""
 
 
 def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
-    """Return the required terms; one without a label selector selects no pod.
+    """A term without a label selector selects no pod.
 
     Raises RequestError for what no API server stores, and for what is too large.
     """
@@ -64,7 +62,6 @@ def _parse(term: PodAffinityTerm, selector: LabelSelector, own: Namespace) -> Po
 
 
 def requirements_of(selector: LabelSelector) -> Selector:
-    """Return all that a selector requires."""
     equal = (LabelRequirement(key, "In", (value,)) for key, value in selector.match_labels.items())
     others = (
         LabelRequirement(requirement.key, requirement.operator, requirement.values)
@@ -78,9 +75,9 @@ def resolve_all(
 ) -> tuple[AntiAffinityTerm, ...]:
     """Return the terms with the namespaces that they select by these labels, sorted.
 
-    Those beyond `MOST_FACTS` bytes, the largest ones, are left out, so that the pods of a node
-    cannot make its facts too large to be published. Selectors of namespaces beyond
-    `MOST_SELECTORS`, the largest ones, select all: each is compared with every namespace.
+    The largest beyond `MOST_FACTS` bytes are left out, or the node's facts could be too large to
+    publish. The largest selectors beyond `MOST_SELECTORS` select all: each is compared with every
+    namespace.
     """
     terms = list(terms)
     selectors = _smallest({term.namespace_selector for term in terms if term.namespace_selector})
@@ -103,7 +100,7 @@ def _smallest(items: Iterable[_Sized]) -> list[tuple[_Sized, int]]:
 
 
 def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
-    """Return the terms, in all namespaces where they select namespaces by labels."""
+    """Where they select namespaces by labels, terms are for all."""
     return tuple(
         AntiAffinityTerm(
             topology_key=term.topology_key,

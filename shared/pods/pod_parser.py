@@ -1,8 +1,4 @@
-"""Parses pods of the API server; pure.
-
-Resources of init and sidecar containers add up as Kubernetes documents it: see
-`shared.model.quantity.peak`.
-"""
+"""Parses pods of the API server; pure."""
 
 import contextlib
 from collections import Counter, OrderedDict
@@ -70,8 +66,7 @@ from shared.pods.run_term import deadline_s, parse_term
 
 TEMPLATES = 4096
 TEMPLATES_BYTES = 16 * 1024 * 1024
-"""Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
-1.5 MiB."""
+"""Of pod templates; one has up to 1.5 MiB."""
 RESIZABLE = ("cpu", "memory")
 """Resources that a running pod may change (`pods/resize`)."""
 INFEASIBLE = ("PodResizePending", "True", "Infeasible")
@@ -79,7 +74,7 @@ INFEASIBLE = ("PodResizePending", "True", "Infeasible")
 https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 """
 MOST_NAMED = 8
-"""Fields of a pod that are named as the reason why kube-scheduler places it."""
+"""They are the reason why kube-scheduler places a pod."""
 POD_LEVEL = frozenset({"cpu", "memory"})
 """Resources that a pod may request as a whole, beside huge pages.
 https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
@@ -102,7 +97,7 @@ GATED = "SchedulingGated"
 
 
 class PodParser:
-    """Parses pods. The request of a template is parsed once for all of its pods."""
+    """The request of a template is parsed once for all of its pods."""
 
     def __init__(
         self,
@@ -128,7 +123,7 @@ class PodParser:
         self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
 
     def parse(self, pod: ApiPod) -> ObservedPod:
-        """Parse one pod. Of an invalid request the error is in `request_error`."""
+        """The error of an invalid request is in `request_error`."""
         meta = pod.metadata
         spec = pod.spec
         status = pod.status
@@ -186,7 +181,7 @@ class PodParser:
         )
 
     def _shared(self, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """Return one object for equal labels: most pods have those of their controller's others."""
+        """Most pods have the labels of their controller's others."""
         key = tuple(labels.items())
         shared = self._labels.get(key)
         return store(self._labels, key, labels, TEMPLATES) if shared is None else shared
@@ -278,7 +273,7 @@ class PodParser:
     ) -> PodRequest | None:
         """Return what a pod of another scheduler requests beside its ResourceClaims.
 
-        None if it has no claims, or if its request is invalid: our rules do not apply to it.
+        None without claims, or for an invalid request: our rules do not apply to it.
         """
         if not pod.spec.resource_claims:
             return None
@@ -289,10 +284,9 @@ class PodParser:
         return None
 
     def _check_policy(self, pod: PodView, request: PodRequest) -> None:
-        """Raise RequestError for a pod that would see devices outside its lease, or lift limits.
+        """Raise RequestError for a pod that would see other devices, or lift limits.
 
-        The webhook denies such pods; this check is for those created while it was not running. The
-        node agent checks variables, since it sees them as the kubelet does.
+        The webhook denies such pods; this is for those created while it was not running.
         """
         subject = PolicySubject(
             check=Check.WATCH,
@@ -309,13 +303,13 @@ class PodParser:
 
 
 def _of_kube_scheduler(request: PodRequest) -> PodRequest:
-    """Return a request without that by which kube-scheduler decides, and no lease."""
+    """Leave out what kube-scheduler decides by."""
     needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
     return structs.replace(request, node_requirements=needs)
 
 
 def _awaited_claims(pod: ApiPod) -> AwaitedClaims | None:
-    """Return the ResourceClaims of a pod without a node; None: none is made yet, or it ends."""
+    """Return the ResourceClaims of a pod without a node, or None if none is made or it ends."""
     is_ending = pod.status.phase in TERMINAL or pod.metadata.deletion_timestamp is not None
     if pod.spec.node_name or pod.spec.scheduling_gates or is_ending:
         return None
@@ -345,11 +339,7 @@ def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
 
 
 def admitted(pod: ApiPod, rules: Rules) -> ApiPod:
-    """Return a pod with what admission will give it.
-
-    That is its deadline, our resource if annotations request its GPUs, and amounts that are
-    missing beside others.
-    """
+    """Return a pod with its deadline, our resource, and missing amounts, as admission does."""
     with contextlib.suppress(RequestError):  # `parse` reports it
         wanted = deadline_s(view_of(pod))
         pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
@@ -363,7 +353,7 @@ def admitted(pod: ApiPod, rules: Rules) -> ApiPod:
 
 
 def _completed(pod: ApiPod, added: Mapping[str, Mapping[str, int | None]]) -> ApiPod:
-    """Return the pod with changed limits, by the names of its containers; None removes one."""
+    """Change the limits of containers by name; None removes one."""
     spec = pod.spec
     init_containers, containers = (
         tuple(_with_limits(container, added.get(container.name, {})) for container in part)
@@ -398,7 +388,7 @@ def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
 
 
 def _valid_group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
-    """Return the group of a pod of another scheduler, to which our rules do not apply."""
+    """Our rules do not apply to pods of another scheduler."""
     with contextlib.suppress(RequestError):
         return _group(pod)
     return None
@@ -427,7 +417,7 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
 def _with_exclusive_cpus(
     pod: ApiPod, requests_of_gpus: tuple[GpuRequest, ...]
 ) -> tuple[GpuRequest, ...]:
-    """Return the requests with the CPUs that containers get exclusively, as the kubelet decides."""
+    """The kubelet decides which containers get CPUs exclusively."""
     cpus = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         limits, requests = container.resources.limits, container.resources.requests
@@ -444,9 +434,9 @@ def _with_exclusive_cpus(
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:
-    """Return the resources of a node that the pod uses, without those of the dialects.
+    """Leave out resources of dialects.
 
-    Raises RequestError for an invalid quantity, and for one that is too large to count.
+    Raises RequestError for a quantity that is invalid or too large to count.
     """
     running = _running(pod)
     init = [
@@ -469,10 +459,7 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 
 def pod_ports(pod: ApiPod) -> HostPorts:
-    """Return the ports of a node that the pod's containers reserve, init containers left out.
-
-    Raises RequestError for more than `MOST_HOST_PORTS`.
-    """
+    """Leave out init containers. Raises RequestError for more than `MOST_HOST_PORTS`."""
     spec = pod.spec
     sidecars = (init for init in spec.init_containers if init.restart_policy == SIDECAR)
     ports = host_ports(
@@ -489,9 +476,9 @@ def pod_ports(pod: ApiPod) -> HostPorts:
 
 
 def _running(pod: ApiPod) -> dict[str, Quantities]:
-    """Return what containers use, by their names, of a pod whose resize its node can never fulfil.
+    """Return what containers use if the node can never fulfil the pod's resize.
 
-    As for kube-scheduler, the wanted amounts do not count then: a pod cannot fill a node by a wish.
+    As for kube-scheduler, the wanted amounts do not count: a pod cannot fill a node by a wish.
     """
     if not any((c.type, c.status, c.reason) == INFEASIBLE for c in pod.status.conditions):
         return {}
@@ -515,20 +502,20 @@ def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[s
 
 
 def _grown(resources: Mapping[str, int], leased: Mapping[str, int]) -> dict[str, int]:
-    """Return what a pod uses more than its lease, after somebody has resized it in place."""
+    """Return what a pod uses more than its lease since it was resized in place."""
     more = ((name, resources.get(name, 0) - leased.get(name, 0)) for name in RESIZABLE)
     return {name: amount for name, amount in more if name in leased and amount > 0}
 
 
 def _counted(lease_copy: str) -> frozenset[str]:
-    """Return the resources as which the pod's lease counts it for the rules of other pods."""
+    """The pod's lease counts it as these, for the rules of other pods."""
     if SELECTED_PREFIX not in lease_copy:
         return frozenset()
     return frozenset(selected_in_use(lease_outline(lease_copy).resources))
 
 
 def _pod_level(pod: ApiPod) -> dict[str, int]:
-    """Return what the pod requests as a whole, which replaces the sum over its containers.
+    """Return what replaces the sum over the containers.
 
     The API server has completed these requests from the pod's limits.
     """
@@ -541,7 +528,6 @@ def _pod_level(pod: ApiPod) -> dict[str, int]:
 
 
 def node_requirements(pod: ApiPod) -> NodeRequirements:
-    """Return the pod's requirements of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity
@@ -563,6 +549,5 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
 
 
 def _handed_over(pod: ApiPod) -> str:
-    """Name the fields that the placer does not support."""
     fields = handed_over({"spec": msgspec.to_builtins(pod.spec)})
     return cut(", ".join(islice((field_of_pod.path for field_of_pod in fields), MOST_NAMED)))

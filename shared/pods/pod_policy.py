@@ -1,7 +1,7 @@
-"""What a pod with GPUs must not set, since it could see other devices or lift its limits; pure.
+"""What a pod with GPUs must not set; pure.
 
-`RULES` is the table; `docs/reference.md` shows it. Each check of a pod applies the rules that it
-can: what the watcher and an update of a pod show is less than what admission sees of a new one.
+`docs/reference.md` shows `RULES`. A check applies the rules that it can: watcher and update see
+less than admission does of a new pod.
 """
 
 from collections import Counter
@@ -42,12 +42,12 @@ from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 SANDBOXES = ("gvisor", "runsc")
-"""Parts of names of runtime classes whose containers have a kernel of their own."""
+"""Their containers have a kernel of their own."""
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
 HOSTNAME = "kubernetes.io/hostname"
 """Label of nodes. https://kubernetes.io/docs/reference/labels-annotations-taints/"""
 FREE_PREFIX = "APP_"
-"""With which no reserved variable begins."""
+"""No reserved variable begins with it."""
 
 
 class Check(Flag):
@@ -60,10 +60,9 @@ class Check(Flag):
     UPDATE = auto()
     """Admission of a changed pod."""
     WATCH = auto()
-    """The watcher, for pods that were created while the webhook was not running."""
+    """For pods that were created while the webhook was not running."""
     DEMAND = auto()
-    """Admission of a new pod, in every namespace, and the watcher, once the request is read: what
-    the demanded enforcer needs, for the sake of other pods."""
+    """For the sake of other pods: at admission in every namespace, and at the watcher."""
 
 
 ADMISSION = Check.CREATION | Check.UPDATE
@@ -71,14 +70,11 @@ ADMISSION = Check.CREATION | Check.UPDATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySubject:
-    """What the rules are applied to."""
-
     check: Check
     pod: PodView
     containers: Sequence[PodContainer]
-    """Those under review: all of a new pod, or those that an update adds."""
+    """All of a new pod, or those that an update adds."""
     gpu_containers: Sequence[PodContainer] = ()
-    """Those of them that request GPUs."""
     gpu_containers_of_pod: Sequence[PodContainer] = ()
     """All of the pod that request GPUs."""
     allow_privileged: bool = False
@@ -92,7 +88,7 @@ Broken = Iterator[Hint]
 
 @dataclass(frozen=True, slots=True)
 class PodRule:
-    """One rule: which fields of which containers it forbids, and what to do instead."""
+    """Which fields of which containers it forbids, and what to do instead."""
 
     fields: str
     denied: str
@@ -104,14 +100,12 @@ class PodRule:
 
 
 def violations(subject: PolicySubject) -> Iterator[Hint]:
-    """Yield every field that breaks a rule of the check, with its container and what to do."""
     for rule in RULES:
         if subject.check in rule.checks:
             yield from rule.find(subject)
 
 
 def demand_violations(pod: PodView, request: PodRequest) -> Iterator[Hint]:
-    """Yield fields of a pod that would let it lift the limits of others at its enforcer."""
     shared = {
         part.container
         for part in request.containers
@@ -124,7 +118,6 @@ def demand_violations(pod: PodView, request: PodRequest) -> Iterator[Hint]:
 
 
 def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[Hint]:
-    """Yield fields that select devices in the container runtime; no pod may have them."""
     for key, name in annotations_with_gpus(pod.annotations).items():
         yield Hint(
             f"annotation {key} would select devices in the container runtime ({cut(name)}): remove "
@@ -135,10 +128,7 @@ def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[H
 
 
 def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hint]:
-    """Yield what to do about devices that a container without GPUs names, as it sees none.
-
-    `beside_gpus`: other containers of the pod request GPUs.
-    """
+    """`beside_gpus` is whether other containers of the pod request GPUs."""
     value = container.variables.get(VISIBLE, "")
     if value in NO_DEVICE_VALUES or container.requests_gpu:
         return
@@ -156,7 +146,6 @@ def hidden_devices(container: PodContainer, *, beside_gpus: bool) -> Iterator[Hi
 
 
 def device_mounts(containers: Iterable[PodContainer]) -> Iterator[Hint]:
-    """Yield mounts whose paths select devices in the container runtime."""
     for container in containers:
         for mount in container.mounts:
             path = normalized(mount.path)
@@ -246,10 +235,9 @@ def _capabilities(subject: PolicySubject) -> Broken:
 
 
 def _shared_processes(subject: PolicySubject) -> Broken:
-    """Yield what lets a process enter the root directory of a container with GPUs.
+    """A process that enters another root directory may remove directories of the lease's mounts.
 
-    It may remove the directories there on which the lease is mounted, and the kernel then removes
-    the mounts.
+    The kernel removes the mounts with them.
     """
     if subject.pod.spec.share_process_namespace:
         yield Hint(
@@ -318,10 +306,10 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
 
 
 def _is_temporary(mount: ContainerMount, pod: PodView) -> bool:
-    """Return whether a mount hides nothing of the lease, which is mounted after it, below it.
+    """The lease is mounted after the volume, below it.
 
-    No link can lead the lease's mounts elsewhere: the directory is empty when the pod starts, and
-    in the container's own mount namespace nothing can be removed on which something is mounted.
+    No link can lead its mounts elsewhere: the directory is empty when the pod starts, and in the
+    container's mount namespace nothing can be removed on which something is mounted.
     """
     is_all = mount.whole and mount.volume in pod.empty_dirs
     return is_all and normalized(mount.path) == TEMPORARY
@@ -345,7 +333,7 @@ def _variables(subject: PolicySubject) -> Broken:
 
 
 def _search_fault(value: str, *, has_source: bool) -> str:
-    """Return why a container must not search libraries there; empty: it may."""
+    """Return why a container must not search libraries there, or ""."""
     if has_source:
         return "uses valueFrom, which cannot be checked: write its value"
     if len(value) > LONGEST_FIELD:
@@ -382,9 +370,9 @@ def _env_from(subject: PolicySubject) -> Broken:
 
 
 def _user_zero(subject: PolicySubject) -> Broken:
-    """Yield containers that may run programs of user 0 of their node.
+    """A user namespace makes user 0 another one on the node.
 
-    A user namespace makes its user 0 another one there. A user that only the image knows may be 0.
+    A user that only the image knows may be 0.
     """
     spec = subject.pod.spec
     if spec.host_users is False:

@@ -57,7 +57,6 @@ class _WeightedTerm(Struct, frozen=True, rename="camel", gc=False):
 
 
 def has_rules(pod: ApiPod) -> bool:
-    """Return whether the pod has rules about other pods, required or preferred."""
     affinity = pod.spec.affinity
     return bool(
         pod.spec.topology_spread_constraints
@@ -68,11 +67,10 @@ def has_rules(pod: ApiPod) -> bool:
 def parse_pod_rules(
     pod: ApiPod, repels: Iterable[PodAntiAffinity], of_gang: Iterable[int] = ()
 ) -> tuple[PodRules | None, Selections]:
-    """Return the rules of a pod, or None if it has none, and what they select.
+    """Return the rules of a pod, or None without any, and what they select.
 
-    `repels` is its required anti-affinity, as it concerns other pods. The required affinity terms
-    whose numbers are in `of_gang` are obeyed otherwise. Raises RequestError for what no API server
-    stores, and for what is too large.
+    `repels` is its required anti-affinity. Terms numbered in `of_gang` are obeyed otherwise. Raises
+    RequestError for what no API server stores, and for what is too large.
     """
     if not has_rules(pod):
         return None, {}
@@ -91,8 +89,6 @@ def parse_pod_rules(
 
 
 class _Rules:
-    """Reads the rules of one pod, and collects what they select."""
-
     def __init__(self, pod: ApiPod) -> None:
         self._pod = pod
         self._labels = pod.metadata.labels
@@ -100,7 +96,7 @@ class _Rules:
         self.selections: dict[str, PodSelection] = {}
 
     def affinity(self, of_pod: Mapping[str, object], left_out: set[int]) -> AffinityRule | None:
-        """Return the rule of all required terms: one pod has to be selected by all of them."""
+        """One pod has to be selected by all required terms."""
         read = _read(of_pod.get(REQUIRED), _Term, f"podAffinity.{REQUIRED}")
         terms = [term for number, term in enumerate(read) if number not in left_out]
         if not terms:
@@ -157,7 +153,7 @@ class _Rules:
         )
 
     def _selector(self, term: _Term) -> PodSelector | None:
-        """Return what a term selects, or None if it has no label selector and selects no pod."""
+        """A term without a label selector selects no pod."""
         if term.label_selector is None:
             return None
         labels = requirements_of(term.label_selector)
@@ -174,7 +170,7 @@ class _Rules:
     def _counted(
         self, selectors: Sequence[PodSelector | None], *, with_terminating: bool = True
     ) -> str:
-        """Return the resource as which the pods are counted that all of these select; or ""."""
+        """Return the resource as which the pods are counted that all of these select, or ""."""
         listed = [selector for selector in selectors if selector is not None]
         if not listed or len(listed) < len(selectors):
             return ""
@@ -190,7 +186,7 @@ def _with_keys(
     operator: str,
     labels: Mapping[str, str],
 ) -> tuple[LabelRequirement, ...]:
-    """Add requirements on the values that the pod itself has, unless the API server has."""
+    """Add requirements on the pod's own values, unless the API server has."""
     merged = {item.key for item in requirements if item.operator == operator}
     added = [
         LabelRequirement(key, operator, (labels[key],))

@@ -25,32 +25,28 @@ class PodSnapshot:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
-    """Uid of its controller, if it has one."""
     priority: int = 0
     preempts: bool = True
     grace_s: float = 30.0
     deleting: bool = False
-    """Whether it has a deletion timestamp."""
     terminal: bool = False
-    """Whether its phase is Succeeded or Failed."""
+    """Its phase is Succeeded or Failed."""
     scheduled: Condition = field(default_factory=Condition)
-    """Its condition PodScheduled."""
     claims: tuple[str, ...] = ()
-    """The names of its ResourceClaims; empty for one that is not made from its template yet."""
+    """ResourceClaims; "" for one that is not made from its template yet."""
 
     @property
     def lease(self) -> str:
-        """The copy of its lease, or an empty text if it carries none."""
+        """The copy of its lease, or ""."""
         return self.annotations.get(ANNOTATION, "")
 
     @property
     def preemptible(self) -> bool:
-        """Whether no label of it forbids its preemption."""
+        """Whether no label forbids its preemption."""
         return self.labels.get(PREEMPTIBLE) != "false"
 
 
 def snapshot_of(pod: ApiPod) -> PodSnapshot:
-    """Return what services read of a pod."""
     metadata = pod.metadata
     spec = pod.spec
     grace_s = spec.termination_grace_period_seconds
@@ -77,7 +73,7 @@ def snapshot_of(pod: ApiPod) -> PodSnapshot:
 
 
 def claim_names(pod: ApiPod) -> Iterator[str]:
-    """Yield the names of its ResourceClaims; empty for one that is not made yet."""
+    """Yield the names of its ResourceClaims; "" for one that is not made yet."""
     made = {claim.name: claim.resource_claim_name for claim in pod.status.resource_claim_statuses}
     for claim in pod.spec.resource_claims:
         yield claim.resource_claim_name or made.get(claim.name) or ""
@@ -94,5 +90,5 @@ class DisruptionBudget:
 
 
 def generation_of(lease: Lease) -> str:
-    """Return which allocation of a claim a lease is for, or an empty text for that of a pod."""
+    """Return which allocation of a claim a lease is for, or "" for that of a pod."""
     return lease.claim.generation if lease.claim else ""

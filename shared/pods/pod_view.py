@@ -1,7 +1,6 @@
 """One pod as its author wrote it, with whole numbers for amounts; pure.
 
-Admission, the watcher and the dialects read pods in this form. None of its fields is trusted: the
-API server validates a pod after its mutating webhooks.
+None of its fields is trusted: the API server validates a pod after its mutating webhooks.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -37,8 +36,8 @@ LEVELS = frozenset({PRIORITY})
 def parse_requested(resources: Mapping[str, str | int | float]) -> dict[str, int]:
     """Parse amounts into integers, without those that are 0.
 
-    Raises RequestError with the resource for a malformed quantity and one too large to count, and
-    for an amount of GPUs that is negative or not a whole number.
+    Raises RequestError for a quantity that is malformed or too large to count, and for GPUs that
+    are no whole number.
     """
     for name in sorted(resources.keys() & GPU_RESOURCES):
         _check_whole(name, str(resources[name]), resources.keys() - {name})
@@ -61,7 +60,6 @@ def _check_whole(name: str, text: str, others: Collection[str]) -> None:
 
 
 def requests_gpu(amounts: Mapping[str, int]) -> bool:
-    """Return whether some amount is of a resource of a dialect."""
     return any(amount and name in GPU_RESOURCES for name, amount in amounts.items())
 
 
@@ -69,12 +67,12 @@ SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""
 NODE_OWNERS = frozenset({"DaemonSet", "Node"})
 MOST_HANDED_OVER = 10
-"""Fields that only kube-scheduler supports, of which a message shows no more."""
+"""More fields are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerMount:
-    """One volume in a container: a file system, or a block device; or its message's file."""
+    """A file system or a block device in a container, or the file of its message."""
 
     path: str
     volume: str = ""
@@ -85,10 +83,7 @@ class ContainerMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContainer(ContainerManifest):
-    """One container of any kind.
-
-    Of pods of a watch, only names, amounts, paths and what containers run as are known.
-    """
+    """Of pods of a watch, only names, amounts, paths and users are known."""
 
     path: str
     """Its JSON pointer, such as `/spec/containers/0`."""
@@ -96,12 +91,13 @@ class PodContainer(ContainerManifest):
     zeros: frozenset[str] = frozenset()
     """Resources that it names with an amount of 0."""
     has_claims: bool = False
-    """It uses ResourceClaims, of whatever driver."""
+    """Of whatever driver."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables in order, of several with one name the last, which takes effect; the
-    value of one with `valueFrom` is empty."""
+    """In order. Of several with one name, the last takes effect; with `valueFrom`, the value is
+    empty.
+    """
     places: Mapping[str, int] = field(default_factory=dict)
-    """The place of each in the container's list."""
+    """In the container's list."""
     value_from: frozenset[str] = frozenset()
     """Variables with `valueFrom`."""
     prefixes: tuple[str, ...] = ()
@@ -110,11 +106,11 @@ class PodContainer(ContainerManifest):
     capabilities: tuple[str, ...] = ()
     """Those that it adds."""
     user: int | None = None
-    """As which its programs start, or None if its image decides."""
+    """The user of its programs, or None if its image decides."""
     non_root: bool = False
     """The kubelet does not start it as user 0."""
     may_escalate: bool = True
-    """A program may get more privileges than the one that starts it, by a setuid file."""
+    """By a setuid file, a program may get more privileges."""
     image: str = ""
     mounts: tuple[ContainerMount, ...] = ()
     target: str = ""
@@ -122,14 +118,11 @@ class PodContainer(ContainerManifest):
 
     @property
     def requests_gpu(self) -> bool:
-        """Whether it requests a resource of a dialect."""
         return requests_gpu(self.amounts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodView(PodManifest):
-    """One pod."""
-
     name: str
     runs_on: bool = False
     """A DaemonSet, or its node's kubelet, runs it for ever."""
@@ -146,14 +139,13 @@ class PodView(PodManifest):
 
     @property
     def host_paths(self) -> Mapping[str, str]:
-        """Path by volume name."""
+        """Paths by volume name."""
         return {
             volume.name: volume.host_path.path for volume in self.spec.volumes if volume.host_path
         }
 
     @property
     def empty_dirs(self) -> frozenset[str]:
-        """Names of volumes of the kind `emptyDir`."""
         return frozenset(
             volume.name
             for volume in self.spec.volumes

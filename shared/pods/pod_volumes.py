@@ -1,8 +1,7 @@
 """What a pod's claims require of its node, or why the pod has to wait; pure.
 
-The rules are those of kube-scheduler's plugins VolumeBinding, VolumeZone, VolumeRestrictions and
-NodeVolumeLimits, with one more: a volume that is attached to one node, and can be attached to no
-other, is required there. kube-scheduler lets such a pod wait on another node for the attachment.
+Rules are those of kube-scheduler's volume plugins. Besides, the only node to which a volume can be
+attached now is required: kube-scheduler lets such a pod wait on another node.
 https://kubernetes.io/docs/concepts/storage/persistent-volumes/
 """
 
@@ -44,16 +43,12 @@ Users = Mapping[ClaimKey, Mapping[PodUid, NodeName]]
 
 
 class ClaimUse(msgspec.Struct, frozen=True, gc=False):
-    """A volume of a pod that is a claim."""
-
     claim: str
     ephemeral: bool = False
     """The claim is made for the pod, and ends with it."""
 
 
 class ClaimingPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A pod with claims."""
-
     pod: PodUid
     namespace: str
     name: str
@@ -61,12 +56,10 @@ class ClaimingPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class VolumeNeeds(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a pod needs for its volumes."""
-
     requirements: tuple[VolumeRequirement, ...] = ()
     claims: tuple[PodClaim, ...] = ()
     attachments: dict[str, int] = {}
-    """By CSI driver: its volumes of the pod, but those that its node has already."""
+    """By CSI driver; those that the node has already are left out."""
 
 
 def volume_needs(pod: ClaimingPod, storage: Storage, users: Users) -> VolumeNeeds | Denial:
@@ -82,7 +75,6 @@ def volume_needs(pod: ClaimingPod, storage: Storage, users: Users) -> VolumeNeed
 
 
 def _claims(pod: ClaimingPod, storage: Storage) -> list[Claim] | Denial:
-    """Return the pod's claims, each once."""
     claims: dict[str, Claim] = {}
     for use in pod.uses:
         claim = storage.claims.get((pod.namespace, use.claim))
@@ -101,7 +93,7 @@ def _claims(pod: ClaimingPod, storage: Storage) -> list[Claim] | Denial:
 def _wait_for(
     pod: ClaimingPod, claims: Sequence[Claim], storage: Storage, users: Users
 ) -> Denial | None:
-    """Return what the pod waits for before any node can be chosen, or None."""
+    """Return what the pod waits for before any node can be chosen."""
     waiting = [
         claim for claim in claims if not claim.bound and not storage.waits_for_consumer(claim)
     ]
@@ -247,9 +239,9 @@ def _without_volume(claim: Claim) -> Denial:
 
 
 def claim_of_one_node(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> str:
-    """Return the first of a pod's claims that keeps it on one node with others, or an empty text.
+    """Return the first that keeps the pod on one node with others, or "".
 
-    `shared` are the claims that other pods use, too, which have no node yet.
+    `shared` are the claims that pods without a node use, too.
     """
     for _, name in sorted(shared):
         claim = storage.claims.get((pod.namespace, name))
@@ -269,7 +261,7 @@ def _is_of_one_node(claim: Claim, storage: Storage) -> bool:
 
 
 def shared_by_one(pod: ClaimingPod, shared: Iterable[ClaimKey], storage: Storage) -> Denial | None:
-    """Return the denial of a pod that shares a claim which only one pod can use, or None."""
+    """Deny a pod that shares a claim which only one pod can use."""
     for _, name in sorted(shared):
         claim = storage.claims.get((pod.namespace, name))
         if claim is not None and ONE_POD in claim.access_modes:
@@ -326,7 +318,7 @@ def _of_volume(volume: Volume) -> Iterator[VolumeRequirement]:
 
 
 def _in_zone(key: str, values: tuple[str, ...]) -> VolumeTerms:
-    """Return the nodes of a zone, and those without any label of topology.
+    """Nodes without any label of topology are included.
 
     A volume with a deprecated label reaches nodes with the label that replaced it.
     """
@@ -347,16 +339,16 @@ class _StaticVolumes(msgspec.Struct, frozen=True, gc=False):
 
     candidates: tuple[ClaimVolume, ...] = ()
     terms: VolumeTerms | None = ()
-    """None: every node does."""
+    """None if every node does."""
 
 
 def _static(
     pod: ClaimingPod, claims: Sequence[Claim], storage: Storage
 ) -> Iterator[_StaticVolumes]:
-    """Yield the existing volumes for each claim, in the order in which the claims choose.
+    """Yield existing volumes for each claim, in the order in which the claims choose.
 
-    Where nodes reach the same volumes, the claims choose in turn, the smallest claim first and each
-    the smallest volume that is left, as kube-scheduler's claims do.
+    The smallest claim chooses first, and each the smallest volume left, as kube-scheduler's claims
+    do.
     """
     matching = [
         _nearest_fit(pod, _matching(pod.namespace, claim, storage), len(claims)) for claim in claims
@@ -397,7 +389,7 @@ def _named(volumes: Iterable[Volume]) -> tuple[ClaimVolume, ...]:
 
 
 def _matching(namespace: str, claim: Claim, storage: Storage) -> list[Volume]:
-    """Return the volumes that may be bound to a claim: one that is reserved for it comes alone."""
+    """Return the volumes that may be bound to a claim; one that is reserved for it comes alone."""
     if claim.selected_node:
         return []
     key = namespace, claim.name
@@ -437,10 +429,7 @@ def _is_for(volume: Volume, namespace: str, claim: Claim) -> bool:
 
 
 def _nearest_fit(pod: ClaimingPod, volumes: list[Volume], claims: int) -> list[Volume]:
-    """Return as many volumes as the pod's claims can need, the smallest that nodes reach.
-
-    Of more than `MOST_VOLUMES`, pods get different ones.
-    """
+    """Of more than `MOST_VOLUMES`, pods get different ones."""
     kept: list[Volume] = []
     counts = Counter[VolumeTerms]()
     for volume in sorted(volumes, key=_by_size):
@@ -494,7 +483,7 @@ def _most_free(capacities: list[Capacity]) -> Iterator[tuple[NodeTerm, ...]]:
 
 
 def merged(terms: Iterable[tuple[NodeTerm, ...]]) -> VolumeTerms:
-    """Return the terms, those for one value of the same label as one term with all values.
+    """Merge terms for values of the same label.
 
     Of terms that together are too large to be published, the first are kept.
     """

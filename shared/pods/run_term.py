@@ -14,10 +14,7 @@ from shared.pods.pod_view import PodView
 
 
 def parse_term(pod: PodView) -> Term:
-    """Return the term that its spec enforces, once admission has completed it.
-
-    Raises RequestError for a malformed annotation, and for one that the spec does not enforce.
-    """
+    """Raise RequestError for an annotation that is malformed, or that the spec does not enforce."""
     spec = pod.spec
     wanted = deadline_s(pod)
     enforced = _seconds(spec.active_deadline_seconds)
@@ -36,11 +33,10 @@ def parse_term(pod: PodView) -> Term:
 
 
 def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
-    """Return what `spec.activeDeadlineSeconds` must be: the smaller of the spec and the annotation.
+    """Return the smaller of spec and annotation, or else the quota's default.
 
-    A pod with neither gets the default of its namespace's quota. Raises RequestError for a
-    malformed annotation, and for more than the quota's maximum: a pod that was given less than its
-    author wrote would lose its work.
+    Raises RequestError for a malformed annotation, and for more than the quota's maximum: with less
+    than its author wrote, a pod would lose its work.
     """
     spec = _seconds(pod.spec.active_deadline_seconds)
     annotated = _annotated(pod, MAX_RUN_TIME)
@@ -63,7 +59,7 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
 
 
 def expected_run_s(pod: PodView) -> int | None:
-    """Return how long its author expects it to run. Raises RequestError if that is malformed."""
+    """Raise RequestError if the annotation is malformed."""
     return _annotated(pod, EXPECTED_RUN_TIME)
 
 
@@ -119,7 +115,7 @@ def _meant_duration(text: str) -> str:
 
 
 def _sum_of_parts(small: str) -> int:
-    """Return the seconds of numbers with units, or 0 for any other text."""
+    """Return 0 for any other text."""
     parts = _PART.findall(small) if len(small) <= LONGEST and _PARTS.fullmatch(small) else []
     units = {unit for _, unit in parts}
     if not units <= _UNIT_S.keys() or ("" in units and len(parts) > 1):

@@ -1,4 +1,4 @@
-"""Claims, volumes and what decides where they can be, kept as far as placement needs them; pure.
+"""Claims and volumes, as far as placement needs them; pure.
 
 Most claims of a cluster are bound and of no pod that waits, so each takes little memory.
 """
@@ -62,8 +62,6 @@ ClaimKey = tuple[str, str]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A PersistentVolumeClaim."""
-
     name: str
     uid: str = ""
     owner: str = ""
@@ -80,23 +78,21 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attributes_class: str = ""
     selector: tuple[LabelRequirement, ...] = ()
     selected_node: str = ""
-    """A scheduler has chosen the node of its volume, which is being provisioned."""
+    """Its volume is being provisioned there."""
     error: str = ""
-    """Why it cannot be parsed; only its name is known then."""
+    """Only the name is known then."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A PersistentVolume."""
-
     name: str
     terms: VolumeTerms = ()
     """Its required node affinity; without any, every node reaches it."""
     zones: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Labels of topology, and the values of each."""
     driver: str = ""
-    """The CSI driver, if it has one: also the one that has replaced its volume plugin."""
+    """Also one that has replaced the volume plugin."""
     in_tree_disk: bool = False
-    """A disk of a volume plugin that a CSI driver has replaced; it is attached to one node."""
+    """A CSI driver has replaced its plugin; it is attached to one node."""
     available: bool = False
     deleting: bool = False
     reserved_for: ClaimReference | None = None
@@ -107,7 +103,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     volume_mode: str = FILESYSTEM
     attributes_class: str = ""
     error: str = ""
-    """Why it cannot be parsed; only its name is known then."""
+    """Only the name is known then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +121,6 @@ class StorageClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """A CSI driver."""
-
     attaches: bool = True
     has_capacities: bool = False
     """Its free storage decides where a volume can be provisioned."""
@@ -140,7 +134,7 @@ class Capacity:
     largest: int
     """Bytes of the largest volume."""
     nodes: tuple[NodeTerm, ...] = ()
-    """Empty: all nodes."""
+    """() means all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +149,7 @@ NO_DRIVER = Driver()
 
 
 def parse_claim(claim: ApiVolumeClaim) -> Claim:
-    """Parse a claim. Raises RequestError for an invalid quantity."""
+    """Raise RequestError for an invalid quantity."""
     meta = claim.metadata
     spec = claim.spec
     phase = claim.status.phase
@@ -178,7 +172,7 @@ def parse_claim(claim: ApiVolumeClaim) -> Claim:
 
 
 def parse_volume(volume: ApiVolume) -> Volume:
-    """Parse a volume. Raises RequestError for an invalid quantity."""
+    """Raise RequestError for an invalid quantity."""
     meta = volume.metadata
     spec = volume.spec
     available = volume.status.phase == "Available"
@@ -233,7 +227,7 @@ def parse_driver(driver: ApiCsiDriver) -> Driver:
 
 
 def parse_capacity(capacity: ApiStorageCapacity) -> Capacity | None:
-    """Parse a capacity, or return None if no node reaches it, or its size is not known.
+    """Return None if no node reaches the capacity, or its size is not known.
 
     Raises RequestError for an invalid quantity.
     """
@@ -268,7 +262,7 @@ def _size(amounts: Quantities) -> int:
 
 
 def _zones(labels: dict[str, str]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Yield the topology of a volume; one with an empty value is ignored, as by kube-scheduler."""
+    """As by kube-scheduler, topology with an empty value is ignored."""
     for key in TOPOLOGY_LABELS:
         values = tuple(zone.strip() for zone in labels.get(key, "").split(ZONES_SEPARATOR))
         if all(values):
@@ -279,7 +273,7 @@ _Tuple = TypeVar("_Tuple", bound=tuple[object, ...])
 
 
 def _shared(value: _Tuple) -> _Tuple:
-    """Return an equal tuple that other objects use, too."""
+    """Other objects use the tuple, too."""
     return _cached(value)  # type: ignore[return-value]
 
 
@@ -290,8 +284,6 @@ def _cached(value: tuple[object, ...]) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class Storage:
-    """All of them, by name."""
-
     claims: dict[ClaimKey, Claim] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
     classes: dict[str, StorageClass] = field(default_factory=dict)
@@ -302,10 +294,10 @@ class Storage:
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
     reserved: dict[ClaimKey, tuple[Volume, ...]] = field(default_factory=dict)
-    """Volumes that are for one claim, or bound to it: seldom several, so not by name."""
+    """For one claim, or bound to it; seldom several."""
 
     def put_volume(self, name: str, volume: Volume | None) -> None:
-        """Put a volume, or remove it if it is None."""
+        """None removes the volume."""
         before = self.volumes.pop(name, None)
         if before is not None:
             _drop(self.available, before.storage_class, name)

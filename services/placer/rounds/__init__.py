@@ -1,1 +1,1 @@
-"""Rounds: decide for a batch or a gang, write it to the ledger, repeat where the ledger changed."""
+"""Rounds: decide for a batch or a gang, write it to the ledger, repeat."""

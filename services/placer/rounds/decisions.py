@@ -25,7 +25,7 @@ Choose = Callable[[PodQueued], tuple[Placement, ...] | Refusal]
 """Places a pod, and counts the first candidate as used in the mirror."""
 
 CONTESTED_PODS = 4096
-"""After a first choice that the ledger did not grant, choices are contested for so many pods."""
+"""For so many pods, choices are contested after one that the ledger did not grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,7 @@ class PlacementUnit:
 
 
 def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
-    """Split a batch into units, the highest priority first.
-
-    A gang comes where the highest of its pods comes; one that is not decided as one counts as none.
-    """
+    """The highest priority comes first; a gang comes where its highest pod comes."""
     units: list[PlacementUnit] = []
     gangs: dict[str, PlacementUnit] = {}
     for event in sorted(events, key=lambda event: -event.request.priority):
@@ -56,7 +53,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 
 class CandidateCount:
-    """How many candidates a pod may get: one, but more while other placers take first choices."""
+    """A pod gets more than one candidate while other placers take first choices."""
 
     def __init__(self) -> None:
         self._contested_pods = 0
@@ -77,8 +74,6 @@ class CandidateCount:
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """Input of decisions: the mirror with its index, refusals by quotas, and a random source."""
-
     index: NodeIndex
     rng: Rng
     now: Callable[[], float] = lambda: inf
@@ -121,7 +116,7 @@ class DecisionContext:
         return self._explain(request, decision) if isinstance(decision, NoFit) else decision
 
     def _explain(self, request: PodRequest, no_fit: NoFit) -> Refusal:
-        """Put into words why a pod fits nowhere, with what earlier pods of the batch use."""
+        """Earlier pods of the batch count."""
         refusal = explain(request, self.index, no_fit)
         if self.mirror.claimed and not refusal.permanent:
             return with_run_time(refusal, request, self.index, self.now())
@@ -133,11 +128,11 @@ class RoundDecisions:
     chosen: list[ChosenPod] = field(default_factory=list)
     refused: list[RefusedPod] = field(default_factory=list)
     deferred: list[PodQueued] = field(default_factory=list)
-    """The capacity that these chose is being offered to waiting pods that come first."""
+    """Their capacity is being offered to waiting pods that come first."""
     gone: list[PodQueued] = field(default_factory=list)
-    """These have terminated or were deleted: nothing more is decided for them."""
+    """They have terminated or were deleted."""
     ledger_disagreed: bool = False
-    """The ledger did not grant every first candidate: refusals may be based on failed choices."""
+    """Refusals may be based on choices that the ledger did not grant."""
 
 
 def _with_within(request: PodRequest, within: Within) -> PodRequest:
@@ -150,7 +145,6 @@ def _with_within(request: PodRequest, within: Within) -> PodRequest:
 def decide(
     pods: Sequence[PodQueued], context: DecisionContext, choose: Choose | None = None
 ) -> RoundDecisions:
-    """Decide for each pod, with `context.choose` unless it is to be chosen for otherwise."""
     choose = choose or context.choose
     decisions = RoundDecisions()
     for event in pods:

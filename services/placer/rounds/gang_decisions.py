@@ -1,7 +1,7 @@
 """Decisions for a gang: enough of its pods are placed together, or none at all; pure.
 
-Pods that share domains (nodes with equal values of some labels) are tried in one domain after
-another. Domains without enough room, with each kind of pod counted alone, are not tried.
+Pods that share domains are tried in one after another. Domains without enough room, with each kind
+of pod counted alone, are not tried.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -31,7 +31,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.requests.placement import DomainRoom, Placement, Refusal
-from shared.model.requests.request import GpuRequest, PodRequest, Within
+from shared.model.requests.request import Gang, GpuRequest, PodRequest, Within
 from shared.placing.index.node_index import placement_key
 
 SHOWN_DOMAINS = 5
@@ -39,26 +39,32 @@ SHOWN_DOMAINS = 5
 
 @dataclass(frozen=True, slots=True)
 class GangDecision:
-    """Places for as many pods of a gang as needed; or for none, and why the next does not fit."""
+    """Places for as many pods as needed; or for none, and why the next does not fit."""
 
     chosen: list[ChosenPod]
     fitting: int
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
     lacking: tuple[int, int] | None = None
-    """How many of how many equal pods would fit if no other pod ran; None if all may."""
+    """How many of how many equal pods would fit if no other pod ran, or None if all may."""
     waits: bool = False
     """The pod that does not fit would fit once other pods have ended."""
     differs: bool = False
-    """Its pods differ: whether they fit beside each other on empty nodes is not known."""
+    """Whether its pods fit beside each other on empty nodes is not known."""
     required: Keys = ()
     """Labels of which all pods must share the values."""
     one_node_claim: str = ""
     """A claim that pods share, for which one of these labels is the name of the node."""
     domains: tuple[DomainRoom, ...] = ()
-    """Of these labels, the domains with the most room, the largest first."""
+    """Those with the most room, the largest first."""
     further_domains: int = 0
-    """Domains with no more room than the last of them."""
+    """Domains with no more room than the last of `domains`."""
+
+
+def strictest(gang: Gang, members: Iterable[PodQueued]) -> Gang:
+    """Pods may name different minimums of their gang: none starts with fewer than it names."""
+    named = [other for event in members if (other := event.request.gang) is not None]
+    return max([gang, *named], key=attrgetter("min_member"))
 
 
 def decide_gang(
@@ -66,9 +72,8 @@ def decide_gang(
 ) -> GangDecision:
     """Place `needed` of the members, counting each as used in the mirror, or none of them.
 
-    The largest pods go first, since small ones fit between them. If that fails and there are more
-    members than needed, the smallest go first. If other pods of the gang run, `joined` has the
-    values of the gang's labels on their nodes.
+    The largest pods go first, since small ones fit between them; if that fails and some may be left
+    out, the smallest. `joined` has the values of the gang's labels on the nodes of its other pods.
     """
     topology = topology_of(members)
     if topology is not NO_TOPOLOGY:
@@ -90,7 +95,7 @@ def _differ(members: Iterable[PodQueued]) -> bool:
 def _lacking(
     members: Sequence[PodQueued], needed: int, context: DecisionContext, *, as_is: bool = False
 ) -> tuple[int, int] | None:
-    """Return how many of how many equal pods would fit if no other pod ran, or None if all would.
+    """Return how many of how many equal pods would fit if no other ran, or None if all would.
 
     Pods that differ are not counted beside each other.
     """
@@ -109,7 +114,7 @@ def _lacking(
 def choose_beside(
     event: PodQueued, context: DecisionContext, joined: Within
 ) -> tuple[Placement, ...] | Refusal:
-    """Place a further pod of a gang in the domains of its other pods, or as near as it prefers."""
+    """Prefer to be near the gang's other pods."""
     gang = event.request.gang
     required = part_of(joined, gang.required_topology) if gang else ()
     near = own_part(joined, event)
@@ -168,10 +173,7 @@ class GangInDomains:
         kinds: Sequence[PodKind],
         place: Callable[[Within], GangDecision],
     ) -> tuple[GangDecision | None, dict[Domain, int]]:
-        """Return the decision of a domain that suffices, or that a quota refuses.
-
-        Return None if there is none, and for each domain the number of pods that have room.
-        """
+        """Return a decision that suffices or that a quota refuses, and the room in each domain."""
         others = len(self._members) - sum(len(kind.pods) for kind in kinds)
         rooms: dict[Domain, int] = {}
         for enough in dict.fromkeys((len(self._members), self._needed)):
@@ -187,7 +189,7 @@ class GangInDomains:
         return None, rooms
 
     def _place_within(self, within: Within) -> GangDecision:
-        """Place pods within these domains, and in as few of the preferred ones as possible."""
+        """Place pods in as few of the preferred domains as possible."""
         if not self._preferred:
             return self._place(lambda: lambda event: self._choose(event, within))
         index = self._context.index
@@ -228,7 +230,7 @@ class GangInDomains:
         return GangDecision([], 0, refusal, required=self._required)
 
     def _refused_anywhere(self, within: Within) -> GangDecision | None:
-        """Return the refusal if not one of the pods fits on any node there, or None."""
+        """Return the refusal if not one of the pods fits on any node there."""
         decision = self._place_all_within(within)
         for event, _ in decision.chosen:
             self._context.mirror.drop(event.pod)
@@ -294,7 +296,7 @@ class FewDomains:
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
-    """Choose which pods of a gang freed capacity is offered to: one for each different request.
+    """Choose one pod for each different request.
 
     A gang that does not fit can fit only once one of its pods fits where capacity was freed.
     """
@@ -310,7 +312,7 @@ def changed_verdicts(
     refusal: Refusal,
     included: Collection[PodUid],
 ) -> list[PodQueued]:
-    """Return members whose stored verdict differs, and those to be `included` in any case.
+    """Members whose stored verdict is the same are left out.
 
     So a gang of a thousand pods that still does not fit does not cost a thousand writes.
     """
@@ -362,7 +364,10 @@ def _place_in_order(
     for event, _ in chosen:
         context.mirror.drop(event.pod)
     may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
-    refusal = structs.replace(refused[0][1], permanent=may_fit < needed)
-    explanation = context.index.explanations.get(placement_key(refused[0][0]))
+    if may_fit < needed:
+        never = next(refusal for _, refusal in refused if refusal.permanent)
+        return GangDecision([], len(chosen), never)
+    request, refusal = refused[0]
+    explanation = context.index.explanations.get(placement_key(request))
     waits = explanation is not None and bool(explanation.advice.waiting)
-    return GangDecision([], len(chosen), refusal, waits=waits)
+    return GangDecision([], len(chosen), structs.replace(refusal, permanent=False), waits=waits)

@@ -27,7 +27,6 @@ NO_TOPOLOGY = Topology()
 
 
 def topology_of(members: Iterable[PodQueued]) -> Topology:
-    """Return the labels that any of the pods names."""
     required: dict[str, None] = {}
     preferred: dict[str, None] = {}
     claim = ""
@@ -89,12 +88,12 @@ class Domain:
 
     @property
     def name(self) -> str:
-        """Return the values of its labels, such as `zone-a/rack-7`."""
+        """The values of its labels, such as `zone-a/rack-7`."""
         return "/".join(" or ".join(sorted(values)) for _, values in self.within)
 
 
 def kinds_of(members: Iterable[PodQueued], keys: Keys, index: NodeIndex) -> list[PodKind]:
-    """Return the kinds of the pods that name any of these labels."""
+    """Pods that name none of these labels are left out."""
     alike: dict[Hashable, list[PodQueued]] = {}
     for event in members:
         if names_any(event, keys):
@@ -118,10 +117,7 @@ def nodes_within(within: Within, index: NodeIndex) -> NodeSet:
 def domains_by_size(
     kinds: Sequence[PodKind], keys: Keys, within: Within, index: NodeIndex
 ) -> list[Domain]:
-    """Return the domains of these labels, those that fit on the fewest nodes first.
-
-    So the first domain that suffices leaves larger ones to larger gangs.
-    """
+    """Domains that fit on the fewest nodes come first, and leave larger ones to larger gangs."""
     fitting: NodeSet = 0
     for kind in kinds:
         fitting |= kind.fitting
@@ -136,7 +132,6 @@ def domains_by_size(
 
 
 def room_in(kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet) -> int:
-    """Return for how many of the pods the nodes have room."""
     return sum(
         pods_on_nodes(kind.request, index, kind.fitting & nodes, len(kind.pods)) for kind in kinds
     )
@@ -145,7 +140,6 @@ def room_in(kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet) -> int:
 def room_if_empty(
     kinds: Sequence[PodKind], index: NodeIndex, nodes: NodeSet, *, as_is: bool = False
 ) -> int:
-    """Return for how many of the pods the nodes would have room if no other pod ran."""
     return sum(
         pods_on_empty_nodes(kind.request, index, len(kind.pods), as_is=as_is, among=nodes)
         for kind in kinds

@@ -1,5 +1,7 @@
 """Refusals of the placer in words, beside those of a pod that fits nowhere; pure."""
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from services.placer.rounds.gang_decisions import GangDecision
@@ -11,7 +13,7 @@ DEFERRED = Refusal(
     reason="the GPUs that it needs are offered to a pod that comes before it in the queue"
 )
 GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
-"""The stored refusal of a pod until its gang has been decided on."""
+"""Until its gang has been decided on."""
 
 
 OTHER_LABEL = "name a label that more nodes share, or prefer it only"
@@ -42,13 +44,30 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
     )
 
 
+def with_different_minimums(refusal: Refusal, members: Sequence[PodQueued]) -> Refusal:
+    """Name pods with different minimums of their gang, of which the largest counts."""
+    pods: dict[int, str] = {}
+    for event in members:
+        if (gang := event.request.gang) is not None:
+            number = gang.min_member + gang.placed_elsewhere
+            pods[number] = min(event.name, pods.get(number, event.name))
+    if len(pods) < 2:
+        return refusal
+    least, most = min(pods), max(pods)
+    return structs.replace(
+        refusal,
+        reason=f"{refusal.reason}; min-available is {least} in pod {pods[least]} and {most} in pod "
+        f"{pods[most]}: the largest counts",
+        hint=f"write the same min-available into all pods of the gang; or {refusal.hint}",
+    )
+
+
 def gang_does_not_fit(
     gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
 ) -> Refusal:
-    """Return the refusal of a gang of which only some pods fit, with the reason of the next.
+    """Return the refusal of a gang, with the reason of its next pod.
 
-    Its amounts count those that fit, which hold nothing: they differ from what commands and page
-    show as free.
+    Amounts count those that fit, which hold nothing: commands and page show more as free.
     """
     fitting = decision.fitting
     if live:
@@ -76,7 +95,7 @@ def gang_does_not_fit(
 
 
 def _shared(decision: GangDecision) -> str:
-    """Return what the nodes of the pods must share, and why if no user has named it."""
+    """Say why if no user has named it."""
     if not decision.required:
         return ""
     share = ", all with the same " + " and ".join(decision.required)
@@ -85,7 +104,7 @@ def _shared(decision: GangDecision) -> str:
 
 
 def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
-    """Return for how many pods the domains have room, such as ` (r1 has room for 5 of 8)`."""
+    """Such as ` (r1 has room for 5 of 8)`."""
     if not decision.domains:
         return ""
     first, *others = decision.domains
@@ -97,7 +116,6 @@ def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
 
 
 def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
-    """Return what lets the gang run, or what its next pod needs."""
     runs = live + decision.fitting
     ways = [
         f"lower the gang's minimum to {runs + gang.placed_elsewhere}, as {runs} of its pods have "

@@ -1,4 +1,4 @@
-"""Pods that their rules about other pods refused, until what the rules count has changed; pure."""
+"""Pods that their rules about other pods refused; pure."""
 
 from collections.abc import Hashable
 from dataclasses import replace
@@ -13,14 +13,14 @@ MOST_PODS = 16_384
 
 
 class RefusedByRules:
-    """Freed capacity is offered by the ledger; a pod that starts elsewhere frees none."""
+    """The ledger offers freed capacity, but a pod that starts elsewhere frees none."""
 
     def __init__(self, counts: PodCounts) -> None:
         self._counts = counts
         self._pods: dict[PodUid, tuple[PodQueued, int]] = {}
 
     def add(self, event: PodQueued, decided_at: int) -> None:
-        """Add a refused pod, and where the mirror's changes ended when it was decided on."""
+        """`decided_at` is where the mirror's changes ended."""
         rules = event.request.pod_rules
         if rules is not None and rules.is_required:
             self._pods.pop(event.pod, None)
@@ -30,7 +30,7 @@ class RefusedByRules:
         self._pods.pop(pod, None)
 
     def take_changed(self, capacity: int) -> list[PodQueued]:
-        """Return the pods to be decided on again, as of the ledger's capacity number."""
+        """`capacity` is the ledger's number."""
         changed_at: dict[Hashable, int] = {}
         changed = []
         for event, decided_at in self._pods.values():

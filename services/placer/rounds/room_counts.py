@@ -1,4 +1,4 @@
-"""How many equal pods fit beside each other: as nodes are now, or if no other pod ran; pure."""
+"""How many equal pods fit beside each other; pure."""
 
 from math import inf
 
@@ -30,10 +30,9 @@ def pods_on_empty_nodes(
     as_is: bool = False,
     among: NodeSet | None = None,
 ) -> int:
-    """Return how many such pods fit side by side if no other ran, `most` at most.
+    """Return how many fit if no other pod ran, `most` at most.
 
-    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`; of all
-    nodes, or `among` these.
+    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`.
     """
     inventory = index.mirror.inventory_changes.end
     key = (placement_key(request), most, as_is, among)
@@ -55,7 +54,7 @@ def pods_on_empty_nodes(
 
 
 def pods_on_nodes(request: PodRequest, index: NodeIndex, nodes: NodeSet, most: int) -> int:
-    """Return how many such pods fit beside what runs, `most` at most, on nodes that fit one."""
+    """Return how many fit beside what runs, `most` at most; `nodes` fit one such pod."""
     counts = index.pods_on_node.get(key := (placement_key(request), most))
     if counts is None:
         counts = store(index.pods_on_node, key, {}, CACHED_KINDS)
@@ -78,7 +77,7 @@ def _copy(node: MirroredNode) -> MirroredNode:
 
 
 def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
-    """Return how many such pods fit on a node, `most` at most; they are counted as used on it."""
+    """Return how many fit, `most` at most, and count them as used on the node."""
     devices = {device.uuid: device for device in node.devices}
     for count in range(most):
         picks = None

@@ -1,7 +1,4 @@
-"""Rounds: decide, reserve, and repeat for pods the ledger disagreed on, gangs as one.
-
-Of a gang, enough pods are placed together, then the rest one by one.
-"""
+"""Rounds: decide, reserve, and repeat where the ledger disagreed; of a gang, enough at once."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ from services.placer.rounds.gang_decisions import (
     choose_beside,
     choose_offer_recipients,
     decide_gang,
+    strictest,
 )
 from services.placer.rounds.gang_domains import topology_of, values_on
 from services.placer.rounds.refusal_texts import (
@@ -31,6 +29,7 @@ from services.placer.rounds.refusal_texts import (
     gang_too_small,
     member_refused,
     too_large_refusal,
+    with_different_minimums,
 )
 from services.placer.rounds.refused_by_rules import RefusedByRules
 from shared.ledger.leases import RedisLeases
@@ -73,7 +72,7 @@ SECOND_COPY_S = 0.5
 
 PlacementEvent = PlacementChosen | PlacementRefused
 ROUNDS = 10
-"""Rounds of a batch before its events go back to the queue."""
+"""Then events go back to the queue."""
 ROUND_PAUSE_S = 0.005
 """Pause for the feed to deliver changes to the mirror."""
 
@@ -84,8 +83,8 @@ def reservation_spans(
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
     """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
-    Pods of one gang link to each other. Yields what is to be reserved, so that spans of a lease
-    become children of that of its reservation, and the list of outcomes, to be filled.
+    Yields what is to be reserved, so that spans of a lease become children of its reservation's,
+    and the list of outcomes, to be filled.
     """
     links = tracing.links_between([pod.pod for pod in wanted]) if gang is not None else {}
     spans = [
@@ -128,10 +127,7 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
 
 @dataclass(eq=False)
 class Rounds:
-    """Decides for pods one by one, and for gangs as one, until the ledger agrees.
-
-    Chosen pods are reserved for and refused ones stored, and each outcome becomes one of `events`.
-    """
+    """Until the ledger agrees, pods are decided on one by one and gangs as one."""
 
     ledger: RedisLeases
     clock: Clock
@@ -139,7 +135,7 @@ class Rounds:
     ttl_s: float
     tracing: Tracing | None = None
     read_changes: Callable[[], None] = lambda: None
-    """Called before another round: the mirror shall follow the ledger now."""
+    """Called before another round, to let the mirror follow the ledger."""
 
     def __post_init__(self) -> None:
         self.mirror = self.context.mirror
@@ -169,10 +165,10 @@ class Rounds:
     async def _reserve(
         self, decisions: RoundDecisions, gang: Gang | None, *, live: int | None = None
     ) -> list[PodQueued]:
-        """Reserve for the chosen pods; return those without a lease.
+        """Return the pods without a lease.
 
-        With a `gang`, all of them together or none, beside the `live` ones that it has; or each,
-        if these are not given, while enough of it have leases.
+        Of a `gang`, all are reserved or none, beside the `live` ones; without `live`, each one,
+        while enough of the gang have leases.
         """
         capacity = self.mirror.capacity
         outcomes = await self._request(decisions, gang, live)
@@ -225,10 +221,7 @@ class Rounds:
             raise
 
     def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
-        """Return the pod without the volumes that none of its candidates reaches.
-
-        Its lease keeps those that may be bound to its claims, and there may be a thousand.
-        """
+        """Leave out the volumes that none of the candidates reaches: there may be a thousand."""
         if not any(claim.volumes for claim in pod.request.claims):
             return pod
         nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
@@ -374,16 +367,15 @@ class Rounds:
             self._note_contention(candidates)
 
     def _note_contention(self, taken: Sequence[Placement]) -> None:
-        """Note that other placers have taken these candidates."""
         self.context.candidates.note_contention()
         for candidate in taken:
             self.mirror.note_contention(candidate.node)
 
     def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
-        """Publish leases again until their nodes have activated them.
+        """Until their nodes have activated them, leases are published again.
 
-        Not for the second copy of a pod's first event, or the events of other `pods` of its gang: a
-        placer has just published the lease.
+        A placer has just published the lease for the second copy of a pod's first event, or the
+        events of other `pods` of its gang.
         """
         queued = {pod.pod: pod for pod in pods}
         for lease in leases:
@@ -473,10 +465,11 @@ class Rounds:
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             joined = self._joined(members.values(), enrollment.nodes)
-            if gang.min_member <= enrollment.live_count or not members:
-                await self.place(list(members.values()), gang, joined)
+            whole = strictest(gang, members.values())
+            if whole.min_member <= enrollment.live_count or not members:
+                await self.place(list(members.values()), whole, joined)
                 return
-            if await self._gang_round(gang, enrollment, list(members.values()), joined):
+            if await self._gang_round(whole, enrollment, list(members.values()), joined):
                 return
             await self._pause()
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
@@ -505,7 +498,9 @@ class Rounds:
         live = enrollment.live_count
         waiting = enrollment.waiting_count
         if live + waiting < gang.min_member:
-            refusal = gang_too_small(gang, live=live, waiting=waiting)
+            refusal = with_different_minimums(
+                gang_too_small(gang, live=live, waiting=waiting), pods
+            )
             return await self._refuse(
                 pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
@@ -523,6 +518,7 @@ class Rounds:
             refusal = member_refused(gang, *decisions.refused[0])
             return await self._refuse(pods, enrollment, refusal, capacity=capacity)
         refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
+        refusal = with_different_minimums(refusal, pods)
         recipients = choose_offer_recipients(pods)
         return await self._refuse(
             pods, enrollment, refusal, capacity=capacity, recipients=recipients

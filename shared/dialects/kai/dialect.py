@@ -1,7 +1,6 @@
 """gpu-fraction, gpu-memory and NvFractions, in pods for KAI's scheduler; pure.
 
-The annotations name no resource, so admission gives our own one to the container that they name,
-and the kubelet calls Allocate for it. Nothing that KAI's binder writes is written here.
+The annotations name no resource, so admission adds our own, for which the kubelet calls Allocate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from shared.model.requests.request import (
 NAME = "kai"
 SCHEDULER = "kai-scheduler"
 PORTION = "GPU_PORTION"
-"""The part of each GPU that the container has, with two decimals, as KAI's pods read it."""
+"""Two decimals, as KAI's pods read it."""
 _NO_MORE = "the container gets what it requests, and no more while the GPU is free"
 _COMPUTE = f"a part of the compute is requested by {words.CONTAINER_PREFIX}NAME.{words.COMPUTE}"
 _BUDGETS = "namespaces share by their budgets"
@@ -44,14 +43,13 @@ UNUSED = {
     "pod-group-name": "KAI's pod grouper writes it; a gang is named as for Kubernetes, Volcano, "
     "coscheduling or Koordinator",
 }
-"""Annotations, and why they have no effect or what to use."""
+"""Why an annotation has no effect, or what to use."""
 UNKNOWN = ("gpu-fraction", "gpu-memory", "gpu-sm-")
-"""Prefixes of others that have none."""
 BY_MPS = HeldBy(memory="mps", compute="mps")
 
 
 def is_read(pod: PodManifest) -> bool:
-    """Return whether the pod's annotations are read: it is for KAI's scheduler, or it was.
+    """Return whether the pod is for KAI's scheduler, or was.
 
     Admission has completed a pod that it then gave to kube-scheduler.
     """
@@ -121,9 +119,9 @@ def _check_trigger(pod: PodManifest, wish: Wish) -> None:
 
 
 def _cores_percent(pod: PodManifest, wish: Wish) -> int:
-    """Return the limit of cores: the request for compute, or the fraction if something holds it.
+    """Return the requested compute, or the fraction if something holds it.
 
-    KAI holds no compute of a fraction unless asked to.
+    By default, KAI holds no compute of a fraction.
     """
     if wish.compute is not None:
         return max(1, int(wish.compute * ALL_PERCENT))
@@ -154,7 +152,6 @@ def annotations(container: GpuRequest, _: PodRequest) -> dict[str, str]:
 
 
 def annotated_amounts(pod: PodManifest) -> dict[str, dict[str, int | None]]:
-    """Return our resource for the container that the annotations name."""
     if not is_read(pod):
         return {}
     wish = parse_wish(pod)
@@ -187,7 +184,6 @@ def _warnings(pod: PodManifest) -> Iterable[str]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return the devices with their limits, and the part of each device."""
     setup = hami_core.limited_setup(lease, container, paths)
     share = hami_core.shares_by_index(lease, container)[0]
     portion = f"{share.memory_mib / max(share.device_mib, 1):.2f}"

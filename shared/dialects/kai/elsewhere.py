@@ -1,4 +1,4 @@
-"""KAI's and Run:ai's annotations where nothing reads them, and what they stand for; pure."""
+"""KAI's and Run:ai's annotations where nothing reads them; pure."""
 
 import contextlib
 import math
@@ -22,13 +22,13 @@ from shared.model.quantity import parse_quantity
 MISTAKEN_PREFIXES = ("run.ai/", "runai/", "kai.scheduler/")
 """Users write them before annotations that have no prefix."""
 OTHER_READER = "runai-scheduler"
-"""`spec.schedulerName` of pods for Run:ai's own scheduler, which reads these annotations, too."""
+"""Run:ai's own scheduler, which reads these annotations, too."""
 NAMED = 4
 """Annotations in one message."""
 
 
 def bare_name(key: str) -> str:
-    """Return the annotation that was meant by one with a prefix, or an empty text.
+    """Return the annotation that was meant by one with a prefix, or "".
 
     >>> bare_name("run.ai/gpu-fraction"), bare_name("kai.scheduler/queue")
     ('gpu-fraction', '')
@@ -41,10 +41,7 @@ def bare_name(key: str) -> str:
 
 
 def find_ineffective(pod: PodManifest, dialect: str) -> Iterator[Hint]:
-    """Yield what to write instead of annotations that are not read in such a pod.
-
-    `dialect` is that of its request.
-    """
+    """`dialect` is that of the request."""
     mistaken = {key: name for key in sorted(pod.annotations) if (name := bare_name(key))}
     if dialect == kai.NAME or pod.scheduler == kai.SCHEDULER:
         for key, name in mistaken.items():
@@ -71,9 +68,9 @@ def find_ineffective(pod: PodManifest, dialect: str) -> Iterator[Hint]:
 
 
 def as_resources(pod: PodManifest) -> Hint | None:
-    """Return how a pod requests by resources what its annotations stand for.
+    """Return how a pod requests the same by resources.
 
-    None if they stand for nothing, or if the pod already requests more than a number of GPUs.
+    None if annotations stand for nothing, or if the pod requests more than a number of GPUs.
 
     >>> from shared.dialects.dialect import ContainerManifest
     >>> container = ContainerManifest(name="main")
@@ -109,7 +106,6 @@ def as_resources(pod: PodManifest) -> Hint | None:
 
 
 def _mended(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations by the names that they have, with memory in MiB."""
     notes = {bare_name(key) or key: text for key, text in annotations.items()}
     with contextlib.suppress(RequestError):
         amount = parse_quantity(notes.get(words.MEMORY, ""))
@@ -119,7 +115,7 @@ def _mended(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole_or_percent(pod: PodManifest, text: str) -> Hint | None:
-    """Return how whole GPUs, or a percentage of one, are requested; a fraction is below 1."""
+    """Return how whole GPUs or a percentage are requested; a fraction is below 1."""
     with contextlib.suppress(RequestError):
         if not 0 < parse_quantity(text.removesuffix("%")) <= (100 if "%" in text else MOST_GPUS):
             return None

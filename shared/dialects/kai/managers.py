@@ -1,15 +1,15 @@
-"""How KAI and its node agent show that they give out parts of a node's GPUs; pure."""
+"""How KAI shows that it gives out parts of a node's GPUs; pure."""
 
 from collections.abc import Iterable
 
 CONDITIONS = ("gpu-fractioning.nvidia.com/Ready", "gpu-sharing.nvidia.com/Ready")
-"""Of a node on which a program enforces NvFractions; the latter in earlier releases."""
+"""A program enforces NvFractions there; the latter in earlier releases."""
 RESERVATIONS = "kai-resource-reservation"
-"""Namespace of the pods by which KAI's binder reserves shared GPUs."""
+"""KAI's binder reserves shared GPUs by pods there."""
 
 
 def managing_condition(true_conditions: Iterable[str]) -> str:
-    """Return the node's condition that shows another manager, or an empty text.
+    """Return the node's condition that shows another manager, or "".
 
     >>> managing_condition(["Ready", "gpu-fractioning.nvidia.com/Ready"])
     'condition gpu-fractioning.nvidia.com/Ready'
@@ -19,11 +19,9 @@ def managing_condition(true_conditions: Iterable[str]) -> str:
 
 
 def reserves_gpus(namespace: str) -> bool:
-    """Return whether pods of this namespace reserve GPUs for KAI."""
     return namespace == RESERVATIONS
 
 
 def managing_pods(namespaces: Iterable[str]) -> str:
-    """Return which pods of a node, by their namespaces, reserve GPUs for KAI; or an empty text."""
     namespace = min(namespaces, default="")
     return f"pods of namespace {namespace}" if namespace else ""

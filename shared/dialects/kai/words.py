@@ -1,7 +1,7 @@
 """The annotations by which KAI's and Run:ai's users request a part of a GPU; pure.
 
-They name one container, and no resource. Meanings and rules are those of KAI's GPU sharing guide,
-its validation, and NvFractions. A word that cannot have an effect there is refused here.
+Rules are those of KAI's guide, its validation, and NvFractions; a word that cannot have an effect
+is refused.
 https://github.com/kai-scheduler/KAI-Scheduler/tree/main/docs/gpu-sharing
 """
 
@@ -34,7 +34,7 @@ DEVICES = "gpu-fraction-num-devices"
 CONTAINER = "gpu-fraction-container-name"
 MPS = "mps"
 POD_MODE = "kai.scheduler/gpu-compute-sharing-mode"
-"""`CONTAINER_MODE` in earlier releases, of the pod."""
+"""The pod's `CONTAINER_MODE` in earlier releases."""
 ANNOTATIONS = frozenset({FRACTION, MEMORY, DEVICES, CONTAINER, MPS, POD_MODE})
 
 CONTAINER_PREFIX = "nvidia.com/container."
@@ -57,27 +57,24 @@ PREFIXES = (CONTAINER_PREFIX, PORTION_PREFIX)
 TIME_SLICING = "time-slicing"
 SM_SHARING = "sm-sharing"
 QUEUE = "kai.scheduler/queue"
-"""Label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the annotations of a pod request."""
-
     container: str
     gpus: int = 1
     fraction: Fraction | None = None
     """Of each GPU's memory."""
     memory_mib: int | None = None
-    """Of each GPU; one of both is set."""
+    """Of each GPU. Only this or the fraction is set."""
     compute: Fraction | None = None
     by_mps: bool = False
     unused_limits: tuple[str, ...] = ()
-    """Annotations by which a container could get more than it requests."""
+    """A container could get more than it requests by them."""
 
 
 def requests_gpus(annotations: Iterable[str]) -> bool:
-    """Return whether a pod with these annotations requests GPUs by them, if they are valid.
+    """Return whether these annotations request GPUs, valid or not.
 
     >>> requests_gpus({"gpu-fraction": "0.5"}), requests_gpus({"mps": "true"})
     (True, True)
@@ -86,10 +83,7 @@ def requests_gpus(annotations: Iterable[str]) -> bool:
 
 
 def parse_wish(pod: PodManifest) -> Wish:
-    """Parse the annotations of a pod that has some.
-
-    Raises RequestError naming the annotation, its value and what is allowed.
-    """
+    """Raise RequestError naming the annotation, its value and what is allowed."""
     notes = pod.annotations
     own = _of_container(notes, CONTAINER_PREFIX, ENDINGS)
     portion = _of_container(notes, PORTION_PREFIX, (PORTION_LIMIT,))
@@ -123,8 +117,6 @@ def parse_wish(pod: PodManifest) -> Wish:
 
 @dataclass(frozen=True, slots=True)
 class _ContainerKey:
-    """An annotation with the name of a container in its key."""
-
     key: str
     container: str
     ending: str
@@ -133,7 +125,6 @@ class _ContainerKey:
 def _of_container(
     notes: Mapping[str, str], prefix: str, endings: tuple[str, ...]
 ) -> list[_ContainerKey]:
-    """Return the keys of one family, whose endings are checked."""
     keys = list[_ContainerKey]()
     for key in sorted(notes):
         if not key.startswith(prefix):
@@ -152,7 +143,7 @@ def _of_container(
 
 
 def _container(pod: PodManifest, keys: Iterable[_ContainerKey]) -> str:
-    """Return the container that gets the GPUs: the named one, or the first that is no init one."""
+    """Return the named container, or the first that is no init container."""
     naming = {key.container: key.key for key in keys}
     if CONTAINER in pod.annotations:
         naming[parse_name(CONTAINER, pod.annotations[CONTAINER])] = CONTAINER
@@ -228,7 +219,7 @@ def _check_one_amount(notes: Mapping[str, str], keys: Mapping[str, str]) -> None
 
 
 def _request_mib(notes: Mapping[str, str], keys: Mapping[str, str]) -> int | None:
-    """Return the request, or the limit if there is none, in MiB rounded up; None without both."""
+    """Return the request, or else the limit, in MiB rounded up."""
     amounts = {
         ending: _quantity_mib(keys[ending], notes[keys[ending]])
         for ending in (REQUEST, LIMIT)

@@ -1,8 +1,6 @@
 """`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-It is for people, koordlet's metrics and programs that read Koordinator's annotations. Leasehold
-writes it from the lease and never places a pod or serves a kubelet by it; the audit reports when it
-was changed.
+Nothing is placed or served by it; the audit reports when it was changed.
 """
 
 import json
@@ -27,7 +25,7 @@ class AllocatedGpu(Struct, frozen=True, kw_only=True):
     uuid: str = field(name="id", default="")
     """Empty if its writer does not know it."""
     resources: Mapping[str, int | float | str] | None = None
-    """By their current names, or None if they are unknown."""
+    """None if they are unknown."""
 
 
 class _Allocated(Struct, frozen=True):
@@ -35,10 +33,10 @@ class _Allocated(Struct, frozen=True):
 
 
 def encode_allocated(lease: Lease) -> str:
-    """Encode a lease's GPUs as compact JSON, in the order in which they were chosen.
+    """Encode compact JSON in the order of choice.
 
-    A GPU that an init container uses before another container is one entry with the larger share.
-    Raises RequestError for a share without its requested terms.
+    A GPU that an init container uses before another is one entry with the larger share. Raises
+    RequestError for a share without its requested terms.
     """
     gpus: dict[str, Share] = {}
     for share in lease.shares:
@@ -53,11 +51,10 @@ def encode_allocated(lease: Lease) -> str:
 
 
 def resources_of(share: Share) -> dict[str, str]:
-    """Return a share's amounts as Koordinator writes them, the requested and the derived one.
+    """Return the requested amount and the derived one.
 
-    Bytes from a ratio are exact, although the share is reserved in whole MiB, rounded down. A ratio
-    from bytes is truncated as Koordinator's scheduler does. Compute is left out if it was not
-    requested.
+    Bytes from a ratio are exact, although the share is in whole MiB; a ratio from bytes is
+    truncated.
     """
     terms = share.requested_units
     if terms is None:
@@ -81,7 +78,7 @@ def _memory(share: Share, terms: RequestedUnits) -> tuple[int, int]:
 
 
 def ratio_of(memory_bytes: int, total_bytes: int) -> int:
-    """Return bytes as percent, truncated after a floating-point division, as Koordinator does.
+    """Truncate after a floating-point division, as Koordinator does.
 
     >>> ratio_of(29, 100)
     28
@@ -90,7 +87,7 @@ def ratio_of(memory_bytes: int, total_bytes: int) -> int:
 
 
 def binary_text(number: int) -> str:
-    """Format a number with the largest binary suffix that leaves no remainder.
+    """Use the largest binary suffix that leaves no remainder.
 
     >>> binary_text(8 << 30)
     '8Gi'
@@ -99,7 +96,7 @@ def binary_text(number: int) -> str:
 
 
 def decimal_text(number: int) -> str:
-    """Format a number with the largest decimal suffix that leaves no remainder.
+    """Use the largest decimal suffix that leaves no remainder.
 
     >>> decimal_text(1500)
     '1500'
@@ -117,7 +114,6 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
-    """Return how a bound pod's annotation differs from its lease, or ""."""
     try:
         listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:
@@ -129,10 +125,9 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
 
 
 def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
-    """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
+    """Parse the GPUs of an annotation from any writer. Raises RequestError.
 
-    Amounts are numbers or quantities, also under the names before Koordinator 1.0. Raises
-    RequestError for malformed text.
+    Unknown keys are ignored, and names before Koordinator 1.0 are read.
     """
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()

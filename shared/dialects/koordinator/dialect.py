@@ -1,27 +1,19 @@
 """koordinator.sh/gpu*: percent of a GPU's compute, and percent or bytes of its memory; pure.
 
-A container requests a number of GPUs and its part of all of them together; see `requests`.
 Leasehold is stricter than Koordinator:
 
-* Requests are per container. Two containers of a pod never share a GPU, and each sees and may
-  use its own GPUs only. Upstream shows a pod's GPUs to all its containers, and limits each to the
-  pod's limit.
-* Memory is reserved in bytes, whether it was requested in bytes or as a ratio, so that both
-  together never overcommit a GPU. A ratio is reserved and enforced in whole MiB, rounded down.
-* HAMi-core limits containers with less than a GPU, with or without the pod's label
-  `koordinator.sh/gpu-isolation-provider`, also in compute beside all of the memory. Such pods run
-  only on nodes whose agent has found the library.
+* Requests are per container: containers of a pod never share a GPU, and each sees its own only.
+* Memory is reserved in bytes even if requested as a ratio, so that both together never overcommit
+  a GPU. A ratio is in whole MiB, rounded down.
+* HAMi-core limits containers with less than a GPU, also in compute beside all of the memory, with
+  or without the label `koordinator.sh/gpu-isolation-provider`.
 * A container gets UUIDs of devices instead of minor numbers.
 
-The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, served as a hundred IDs per GPU;
-other resources are amounts in node status. A container without it (plain `gpu-core` and
-`gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without an Allocate call, so
-it is refused with the value to add. Koordinator's webhook adds it at admission, and so does ours
-(`amount_changes`). The NVIDIA dialect serves `nvidia.com/gpu` in pods for `koord-scheduler`.
+The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, so a container without it is
+refused with the value to add; admission adds it, as Koordinator's webhook does.
 
-The annotations `bind-timestamp` and `gpu-minors` and the label `hami.io/vgpu-node` are not written:
-Koordinator writes them only with its gate `DevicePluginAdaption`, which is off by default and
-drives device plugins that cannot run beside our agent.
+Koordinator writes `bind-timestamp`, `gpu-minors` and the label `hami.io/vgpu-node` only for device
+plugins that cannot run beside our agent. So they are not written.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,11 +91,7 @@ UNHEALTHY = "DeviceUnhealthy"
 
 
 def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertisement:
-    """Return a node's labels and its object.
-
-    Pods with a part of a GPU run only on nodes with the isolation label, so it is set only while
-    isolation works.
-    """
+    """The isolation label, which pods with a part of a GPU require, is set while it works."""
     gpus = shared_devices(devices)
     labels = labels_of(gpus, software)
     return Advertisement(
@@ -121,7 +109,7 @@ def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertis
 
 
 def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, str | None]:
-    """Return vendor, model and driver; as upstream, the first device's model."""
+    """As upstream, the model is that of the first device."""
     if not devices:
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
@@ -188,7 +176,7 @@ def vendor_denial(pod: PodManifest, _: bool) -> Denial | None:
 
 
 def denial_of(containers: Iterable[Mapping[str, int]]) -> Denial | None:
-    """Return the denial of a pod's amounts, a map per app container, or None.
+    """`containers` are maps per app container.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.
     """
@@ -364,7 +352,6 @@ def _check_names(containers: Sequence[ContainerManifest]) -> bool:
 def _isolation_selector(
     labels: Mapping[str, str], parts: Iterable[GpuRequest]
 ) -> tuple[tuple[str, str], ...]:
-    """Require a node with HAMi-core if a container must be limited."""
     provider = labels.get(ISOLATION_LABEL, "")
     if provider and provider.lower() != HAMI_CORE.lower():
         raise RequestError(
@@ -376,7 +363,7 @@ def _isolation_selector(
 
 
 def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
-    """Return the allocation, which replaces one that the pod's author wrote."""
+    """The allocation replaces one that the pod's author wrote."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
@@ -396,15 +383,11 @@ def container_setup(
 ) -> ContainerSetup:
     """Return a container's devices and, for parts of GPUs, HAMi-core's variables and mounts.
 
-    As Koordinator's node agent injects them with its monitor on, except that the library is mounted
-    read-only and logs errors only, CUDA numbers GPUs by PCI address, and the file of overrides and
-    the lock's directory are the container's own: libraries up to HAMi 2.8 hold the lock while they
-    look up their process ID on the host, so that any container could block all others. As upstream
-    there is no `/etc/ld.so.preload`: a process that clears its environment has no limit, and the
-    agent measures and reports it.
+    Other than with Koordinator's node agent, the library is read-only and logs errors only, and the
+    file of overrides and the lock's directory are the container's own: libraries up to HAMi 2.8
+    hold the lock while they look up their process ID, so any container could block all others.
 
-    All GPUs of a container have one memory limit, the smallest where a ratio gives different
-    amounts. Raises RequestError for a share without a memory limit.
+    All GPUs of a container have one memory limit, the smallest. Raises RequestError without one.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):
@@ -442,7 +425,6 @@ def _is_limited(share: Share) -> bool:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve a hundred IDs per GPU; write the amounts of healthy GPUs into node status."""
     usable = shared_devices(devices)
     healthy = [device for device in usable if device.healthy]
     patched = dict.fromkeys(sorted(PATCHED), 0)

@@ -1,21 +1,10 @@
 """What pods request of Koordinator: a part of each GPU, and by hints which GPUs; pure.
 
-The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`,
-applied to each container: upstream adds up a pod's containers and gives each of them all GPUs.
-
-Annotations, as far as they concern GPUs:
-
-`device-allocate-hint`: `selector` and `requiredTopologyScope` have their effect. `allocateStrategy`
-is for RDMA and FPGAs and has none on GPUs, as upstream. `exclusivePolicy` and `vfSelector` of a
-GPU, and the scope `Device`, are refused: upstream ignores them or can never satisfy them.
-
-`device-joint-allocate`: a device type that the pod does not request is ignored. RDMA and FPGAs are
-ordinary resources of a node here, so a preference for GPUs near them has no effect, and a
-requirement of the same PCIe root is refused.
-
-`gpu-partition-spec`: there are no partition tables here. `BestEffort`, the GPUs with the best
-links, is the default for every pod with several GPUs; `Restricted` is refused. As upstream, there
-is no effect on pods that share GPUs.
+The rules are those of Koordinator's webhook and of its plugin `DeviceShare`, for each container.
+Fields of annotations that upstream ignores on GPUs, or can never satisfy, are refused. RDMA and
+FPGAs are ordinary resources here, so a preference for GPUs near them has no effect. `BestEffort`,
+the GPUs with the best links, is the default of `gpu-partition-spec`, as there are no partition
+tables.
 """
 
 import json
@@ -39,8 +28,7 @@ from shared.model.requests.request import DeviceSelection, GpuRequest, SharingPo
 NAME = "koordinator"
 SCHEDULER = "koord-scheduler"
 NVIDIA_GPUS = "nvidia.com/gpu"
-"""Whole GPUs in pods for Koordinator's scheduler; in all other pods the NVIDIA dialect reads it.
-That dialect serves it in both cases."""
+"""Read here only for Koordinator's scheduler; the NVIDIA dialect serves it in any pod."""
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
 """Of the names before Koordinator 1.0, which are read and never written."""
@@ -51,7 +39,7 @@ CORE = "gpu-core"
 MEMORY = "gpu-memory"
 RATIO = "gpu-memory-ratio"
 HYPHEN = "koordinator.sh/gpu-shared"
-"""A name in some tutorials that Koordinator never had."""
+"""Some tutorials have this name, which Koordinator never had."""
 NPUS = "huawei.com/npu-"
 
 FULL = 100
@@ -80,10 +68,9 @@ VALID_COMBINATIONS = frozenset(
 
 
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
-    """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
+    """Return whether `nvidia.com/gpu` in this pod is for this dialect.
 
-    If that is disabled, the NVIDIA dialect reads such pods, so that no pod with the resource ever
-    counts as a pod without a GPU.
+    The NVIDIA dialect reads such pods if this one is disabled: none may count as without a GPU.
     """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
     return enabled and pod.scheduler == SCHEDULER
@@ -92,10 +79,7 @@ def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
 def parse_part(
     container: str, limits: Mapping[str, int], *, init: bool = False
 ) -> GpuRequest | None:
-    """Parse a container's limits, or return None if it requests no GPU.
-
-    The shorthand and a missing GPU count are completed, and amounts of 0 are ignored. Raises
-    RequestError naming container, resource, value and rule.
+    """Return None for no GPU. Raises RequestError naming container, resource, value and rule.
 
     >>> parse_part("train", {"koordinator.sh/gpu": 50}).cores_percent
     50
@@ -142,10 +126,7 @@ def parse_part(
 
 
 def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
-    """Return what admission changes in a container's amounts, or None for an amount to remove.
-
-    The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing GPU count is
-    added, without which the kubelet would not call Allocate. Invalid requests are not changed.
+    """Invalid requests are not changed. Without a GPU count the kubelet would not call Allocate.
 
     >>> changes = amount_changes({"koordinator.sh/gpu": 50})
     >>> changes["koordinator.sh/gpu"], changes["koordinator.sh/gpu-core"]
@@ -166,7 +147,6 @@ def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Complete the shorthand, and the GPU count from the ratio or else from core."""
     full = dict(amounts)
     if GPU in full:
         percent_of_all = full.pop(GPU)
@@ -239,7 +219,7 @@ def _check_names(container: str, amounts: Mapping[str, int]) -> None:
 def _without_shorthand(container: str, amounts: Mapping[str, int]) -> list[Change]:
     """Return the changes that leave a container what it requests beside the shorthand.
 
-    The shorthand still stands for the part, core or memory, that is not among that.
+    The shorthand stands for core or memory where these do not name it.
     """
     others = amounts.keys() - {GPU}
     if not others & {CORE, MEMORY, RATIO}:
@@ -250,7 +230,6 @@ def _without_shorthand(container: str, amounts: Mapping[str, int]) -> list[Chang
 
 
 def _check_percent(container: str, amounts: Mapping[str, int]) -> None:
-    """Check a request without a GPU count: a part of a GPU, or whole GPUs."""
     if name := _indivisible(amounts):
         gpus = -(-amounts[name] // FULL)
         raise RequestError(
@@ -325,9 +304,8 @@ Hints = Mapping[str, Mapping[str, Any]]
 def parse_hints(
     annotations: Mapping[str, str], *, resources: Iterable[str], shared: bool
 ) -> tuple[DeviceSelection, TopologyScope]:
-    """Parse the annotations of a pod that requests GPUs.
+    """`resources` are those of all containers.
 
-    `resources` are those of all its containers, and `shared` whether it requests parts of GPUs.
     Raises RequestError naming annotation, field, value and rule.
     """
     hints = _hints(annotations.get(HINT))
@@ -390,10 +368,6 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
 
 
 def _selected(selector: Mapping[str, Any]) -> DeviceSelection:
-    """Translate a label selector on devices, whose labels are their vendor and their model.
-
-    Requirements that do not depend on the model are checked here.
-    """
     models: list[str] | None = None
     not_models: list[str] = []
     for key, operator, values in _requirements(selector):

@@ -17,7 +17,7 @@ PHASE = "hami.io/bind-phase"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 CORDON = "hami.io/device-cordon"
-"""By an operator, on a node: UUIDs, with commas, of devices that get no new shares."""
+"""On a node, by an operator: UUIDs, with commas, of devices that get no new shares."""
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
@@ -41,10 +41,9 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
-    """Encode an element per container of the pod, init containers first, each ended by `;`.
+    """Encode `id,NVIDIA,MiB,cores:` for each device, and `;` after each container.
 
-    An element has `id,NVIDIA,MiB,cores:` for each device, in the order in which the container sees
-    them. It is empty for containers without a GPU and for those in `done`.
+    Init containers come first. Containers without a GPU, and those in `done`, are empty.
     """
     memo = decode_memo(lease)
     return "".join(
@@ -69,10 +68,6 @@ def device_type(model: str) -> str:
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Encode `node-nvidia-register`: a record per device, without fields that are zero or false.
-
-    Memory is in MiB, whatever the node's unit is.
-    """
     records = (
         {
             "id": device.uuid,
@@ -91,7 +86,7 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def encode_scores(devices: Sequence[Device]) -> str | None:
-    """Encode `node-nvidia-score`, the link scores of each device, or return None if unknown."""
+    """Return None if the link scores are unknown."""
     if not any(device.links for device in devices):
         return None
     scores: list[dict[str, object]] = [
@@ -101,16 +96,13 @@ def encode_scores(devices: Sequence[Device]) -> str | None:
 
 
 def slot_count(device: Device) -> int:
-    """Return a device's slots, or the most MIG instances it can have."""
+    """Of a device in MIG mode, return the most instances."""
     instances = (len(layout.positions) for layout in device.layouts)
     return max(instances, default=device.slots)
 
 
 def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return the indices of the devices that a node's annotation cordons, with the annotation.
-
-    The operator lists UUIDs; the register on the same node maps them to indices.
-    """
+    """The operator lists UUIDs, which the register on the same node maps to indices."""
     named = {entry.strip() for entry in annotations.get(CORDON, "").split(",")} - {""}
     if not named:
         return {}

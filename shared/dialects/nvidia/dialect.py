@@ -1,14 +1,12 @@
 """nvidia.com/gpu, as HAMi and NVIDIA's own device plugin read it; pure.
 
-A number alone means whole GPUs. With `gpumem`, `gpumem-percentage` or `gpucores` beside it, each
-GPU is a share. An amount of memory counts before a percentage, as in HAMi (in Volcano the
-percentage counts). HAMi's webhook adds a missing `nvidia.com/gpu` (`amount_changes`). A pod without
-it is refused here: the kubelet would not call Allocate, and the container would see every device.
+A number alone means whole GPUs. Memory counts before a percentage (in Volcano the percentage
+counts). A pod without `nvidia.com/gpu`, which admission adds, is refused: the kubelet would not
+call Allocate, and the container would see every device.
 
-Policies for the choice of nodes and devices are those of HAMi's scheduler. In a chain such as
-`numa,binpack`, the first of `binpack` and `spread` orders devices by how much of them is in use;
-`topology-aware` and `numa` prefer devices with good links (for one GPU, `topology-aware` avoids
-them); `mutex` requires idle devices. Any other policy is refused; upstream ignores it.
+In a chain of HAMi's policies such as `numa,binpack`, the first of `binpack` and `spread` orders
+devices by use; `topology-aware` and `numa` prefer good links (for one GPU, `topology-aware` avoids
+them); `mutex` requires idle devices. Any other is refused, which upstream ignores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +68,7 @@ NAME = "nvidia"
 SCHEDULER = "hami-scheduler"
 COUNT = NVIDIA_GPUS
 REPLICA = f"{COUNT}.shared"
-"""Replicas of nodes that offer them under a name of their own."""
+"""Some nodes offer replicas under a name of their own."""
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
@@ -78,11 +76,11 @@ PRIORITY = "nvidia.com/priority"
 RESOURCES = hami_core.ShareResources(count=COUNT, memory=MEMORY, percentage=PERCENTAGE, cores=CORES)
 
 ALL = 100
-"""Of a device's memory, or of its cores."""
+"""Percent of a device's memory, or of its cores."""
 DEFAULT_GPUS = 1
-"""HAMi's `defaultGPUNum`: for a container that gives no number."""
+"""HAMi's `defaultGPUNum`, for a container that gives no number."""
 REGIONS = LIBRARY_DIRECTORY
-"""Of the region file inside HAMi's containers."""
+"""The region file's directory in HAMi's containers."""
 
 USE_TYPES = "nvidia.com/use-gputype"
 NOT_TYPES = "nvidia.com/nouse-gputype"
@@ -152,7 +150,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
 
 
 def amount_changes(amounts: Amounts) -> dict[str, int | None]:
-    """Return the number of GPUs that HAMi's webhook adds to a container's amounts.
+    """Return the number of GPUs that HAMi's webhook adds.
 
     >>> amount_changes({"nvidia.com/gpumem": 3000})
     {'nvidia.com/gpu': 1}
@@ -169,7 +167,7 @@ def _amounts(container: ContainerManifest) -> Amounts:
 
 
 def _trigger(containers: Sequence[ContainerManifest]) -> str:
-    """Return the resource by which the containers request GPUs: a node serves one of the two."""
+    """A node serves one of the two."""
     by_name = {
         name: container.name
         for container in containers
@@ -211,11 +209,7 @@ def _check(container: str, amounts: Amounts) -> None:
 
 
 def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:
-    """Parse a container that has been checked.
-
-    All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
-    instances only gets the largest instances instead.
-    """
+    """All memory means the whole device, unless fewer cores or only MIG instances are requested."""
     amounts = _amounts(container)
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
     percent = None if memory else amounts.get(PERCENTAGE)
@@ -247,8 +241,7 @@ def parse_device_choice(
 ) -> tuple[PodRequest, bool]:
     """Return a request with the choices only, and whether devices must be idle.
 
-    The operator's policies are the defaults. `gpus` is the largest number of a container. Raises
-    RequestError naming annotation and value.
+    `gpus` is the largest number of a container. Raises RequestError naming annotation and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
@@ -285,7 +278,7 @@ def _chain(name: str, text: str) -> tuple[str, ...]:
 
 
 def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
-    """Parse what is allowed and what is denied; what is both is denied."""
+    """What is both allowed and denied is denied."""
     return DeviceSelection(
         types=list_entries(annotations.get(USE_TYPES, "")),
         not_types=list_entries(annotations.get(NOT_TYPES, "")),
@@ -318,7 +311,6 @@ def _weights(text: str) -> tuple[int, int, int]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi's variables and mounts for shares, and the devices only for whole GPUs."""
     if all(share.whole for share in hami_core.required_shares(lease, container)):
         return hami_core.whole_setup(lease, container)
     priority = decode_memo(lease).priorities.get(container)
@@ -338,7 +330,6 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve whole GPUs, shares and replicas by number; no amounts of replicas."""
     of_names: dict[str, list[Device]] = {} if devices else {COUNT: []}
     for device in devices:
         name = device.replicas.resource if device.replicas is not None else COUNT

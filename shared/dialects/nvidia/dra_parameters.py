@@ -1,7 +1,7 @@
 """Parameters of NVIDIA's DRA driver, in claims for ours; pure.
 
-A claim's containers and pods share its devices, by time slices unless it selects devices with MPS.
-What a claim may use is what it requests as capacity: limits in its parameters can only repeat that.
+A claim's pods share its devices by time slices unless it selects MPS, and limits in parameters can
+only repeat what it requests as capacity.
 https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/tree/main/api/nvidia.com/resource/v1beta1
 """
 
@@ -22,12 +22,11 @@ from shared.model.requests.claim import demanded_mode
 from shared.model.requests.request import ALL_PERCENT
 
 NVIDIA_DRIVER = "gpu.nvidia.com"
-"""NVIDIA's DRA driver."""
 NVIDIA_CLASSES: Mapping[str, str] = {
     "gpu.nvidia.com": "gpu.leasehold.dev",
     "mig.nvidia.com": "mig.leasehold.dev",
 }
-"""The DeviceClass that takes the place of each of its own."""
+"""It takes the place of each of NVIDIA's."""
 MOST_DEVICES = 128
 NO_SLICES = (
     "sharing.strategy TimeSlicing of a MigDeviceConfig has no effect: an instance of MIG has no "
@@ -69,22 +68,21 @@ class DeviceConfig(_Strict, frozen=True, kw_only=True):
 
 
 class Effects(NamedTuple):
-    """What parameters ask for beside what the claim requests as capacity."""
+    """What parameters ask for beside the claim's capacity."""
 
     interval: Interval | None = None
-    """The length of time slices; None if they name none."""
+    """None if no length is named."""
     warning: str = ""
-    """Which of them have no effect, as a sentence; or empty."""
+    """Parameters without effect, as a sentence, or ""."""
 
 
 def read_parameters(
     parameters: bytes, devices: Sequence[AllocatedDevice], *, of_class: bool = False
 ) -> Effects:
-    """Return what is to be done and said for the devices that the parameters are for.
+    """Raise RequestError for invalid parameters, or if these devices cannot meet them.
 
-    Raises RequestError for parameters that are invalid, or that these devices cannot meet. By time
-    slices the containers of a claim share its GPUs anyway. Instances of MIG have no length of them
-    to set. For parts of GPUs only a class names one, since others have turns of that length, too.
+    Only a class sets the length of time slices of parts of GPUs: others have turns of that length,
+    too.
 
     >>> read_parameters(b'{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}', ())
     Effects(interval=None, warning='')
@@ -120,7 +118,7 @@ def read_parameters(
 
 
 def _of_claim(interval: Interval | None, devices: Sequence[AllocatedDevice]) -> Interval | None:
-    """Return the length for which a claim may ask. Raises RequestError for one that it may not."""
+    """Raise RequestError for a length that a claim may not ask for."""
     part = next((device.request for device in devices if device.memory_mib is not None), None)
     if part is None or interval is None:
         return interval

@@ -1,7 +1,6 @@
 """The configuration file of NVIDIA's device plugin, as far as it shares GPUs; pure.
 
-A file makes a GPU several replicas, by time-slicing or by a server of MPS. Fields, defaults and
-rules are those of the plugin; what it ignores is a warning here.
+What the plugin ignores is a warning.
 https://github.com/NVIDIA/k8s-device-plugin#shared-access-to-gpus
 """
 
@@ -23,24 +22,24 @@ from shared.model.errors import RequestError
 VERSION = "v1"
 KIND = "ConfigMap"
 CONFIG_MAP = "nvidia-plugin-configs"
-"""In the namespace of Leasehold's agents, with the configurations of its nodes."""
+"""In the namespace of Leasehold's agents."""
 DEFAULT_CONFIG = "default"
-"""The configuration of nodes without the label, if there is one of this name."""
+"""For nodes without the label."""
 SHARED = ".shared"
 """Follows the name of a resource that is renamed."""
 MIG_RESOURCES = "nvidia.com/mig-"
 NODE_CONFIG = "nvidia.com/device-plugin.config"
-"""Label of nodes: the key of the ConfigMap that applies to the node."""
+"""A node's label: a key of the ConfigMap."""
 MIG_STRATEGIES = ("none", "single", "mixed")
 ALL_PERCENT = 100
 MOST_CONFIGS = 256
 LONGEST_NAME = 63
-"""Characters of a resource's name, and of a value in a message."""
+"""Of a resource's name, and of a value in a message."""
 
 Strategy = Literal["none", "time-slicing", "mps"]
 FIELDS: Mapping[Strategy, str] = {"time-slicing": "timeSlicing", "mps": "mps"}
 _DEVICE = re.compile(r"(GPU|MIG)-[\w/-]{1,64}|[0-9]{1,4}(:[0-9]{1,4})?", re.ASCII)
-"""A UUID, or an index, or those of a GPU and an instance."""
+"""A UUID, an index, or an index of a GPU and one of an instance."""
 
 
 class UnknownConfigError(RequestError):
@@ -49,11 +48,11 @@ class UnknownConfigError(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSharing:
-    """How a node's GPUs are shared: all by one strategy."""
+    """All GPUs of a node have one strategy."""
 
     strategy: Strategy = "none"
     replicas: Mapping[str, int] = field(default_factory=dict)
-    """By resource; the same for each of its devices."""
+    """The same for each device of a resource."""
     renamed: bool = False
     fails_above_one: bool = False
     """A container with more than one replica fails at the node; else they may be of one GPU."""
@@ -62,7 +61,7 @@ class NodeSharing:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels that GPU feature discovery gives to such a node.
+        """GPU feature discovery gives these to such a node.
 
         >>> NodeSharing(strategy="mps", replicas={"nvidia.com/gpu": 4}).labels[REPLICAS_LABEL]
         '4'
@@ -75,15 +74,15 @@ class NodeSharing:
 
     @property
     def resource(self) -> str:
-        """Return the name under which the node offers its GPUs."""
+        """The name under which the node offers its GPUs."""
         is_renamed = self.renamed and nvidia.COUNT in self.replicas
         return f"{nvidia.COUNT}{SHARED}" if is_renamed else nvidia.COUNT
 
     @property
     def part(self) -> dict[str, int]:
-        """Return the limits of a container that gets as much of a GPU as a replica, from Leasehold.
+        """What gives a container as much as a replica.
 
-        Memory of a replica by time-slicing is not held by NVIDIA's plugin; here it is.
+        Leasehold holds the memory of a replica by time-slicing, which NVIDIA's plugin does not.
 
         >>> NodeSharing(strategy="time-slicing", replicas={"nvidia.com/gpu": 4}).part
         {'nvidia.com/gpu': 1, 'nvidia.com/gpumem-percentage': 25}
@@ -98,17 +97,17 @@ class NodeSharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSharing:
-    """One of the configurations among which the label `NODE_CONFIG` of a node chooses."""
+    """A node's label `NODE_CONFIG` chooses among these."""
 
     name: str
-    """Its key in the ConfigMap; or empty for a file of its own."""
+    """Its key in the ConfigMap, or "" for a file of its own."""
     sharing: NodeSharing = NodeSharing()
     fault: str = ""
     """What is wrong with it, and the rule."""
 
 
 def named_configs(document: object) -> Iterator[tuple[str, object]]:
-    """Yield the configurations of a document: a file, or a ConfigMap of files, still as text.
+    """A document is a file, or a ConfigMap of files, still as text.
 
     Raises RequestError for anything else.
     """
@@ -127,10 +126,9 @@ def named_configs(document: object) -> Iterator[tuple[str, object]]:
 
 
 def config_for(configs: Mapping[str, str], key: str | None) -> str | None:
-    """Return the configuration of a node, by the value of its label `NODE_CONFIG`, or None.
+    """Without the label, the default counts, or the only one.
 
-    Without the label it is the default one, or the only one. Raises UnknownConfigError for a label
-    that names none.
+    Raises UnknownConfigError for a label that names none.
 
     >>> config_for({"slices": "version: v1"}, None)
     'version: v1'
@@ -148,9 +146,7 @@ def config_for(configs: Mapping[str, str], key: str | None) -> str | None:
 
 
 def replicas_of(sharing: NodeSharing) -> Replicas | None:
-    """Return as what a node offers its GPUs, or None if it shares none by number.
-
-    Raises RequestError for instances of MIG: these are not shared.
+    """Return None if no GPUs are shared by number. Raises RequestError for instances of MIG.
 
     >>> replicas_of(NodeSharing(strategy="mps", replicas={"nvidia.com/gpu": 4})).cores_percent
     25
@@ -172,7 +168,7 @@ def replicas_of(sharing: NodeSharing) -> Replicas | None:
 
 
 def parse_sharing(document: object) -> NodeSharing:
-    """Parse one configuration. Raises RequestError with the field, its value and the rule.
+    """Raise RequestError with the field, its value and the rule.
 
     >>> resources = [{"name": "nvidia.com/gpu", "replicas": 4}]
     >>> parse_sharing({"version": "v1", "sharing": {"mps": {"resources": resources}}}).strategy
@@ -298,7 +294,7 @@ def _boolean(content: Mapping[str, object], key: str, where: str, *, default: bo
 def _mapping(
     value: object, where: str, keys: Collection[str], warnings: list[str] | None = None
 ) -> Mapping[str, object]:
-    """Return a mapping, empty for None, with a warning of each key that nothing reads."""
+    """Warn of each key that nothing reads."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

@@ -1,7 +1,4 @@
-"""Labels of nodes that offer their GPUs as replicas, by which pods select them; pure.
-
-They are those of NVIDIA's GPU feature discovery and of GKE.
-"""
+"""Labels by which pods select nodes with replicas, as of NVIDIA's discovery and GKE; pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,7 +19,6 @@ _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def labels_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the labels by which pods select a node that offers its GPUs as replicas."""
     shared = [device for device in devices if device.replicas is not None]
     replicas = shared[0].replicas if shared else None
     if replicas is None:

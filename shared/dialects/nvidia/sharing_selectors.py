@@ -1,4 +1,4 @@
-"""Node selectors by which users of NVIDIA's plugin and of GKE choose GPUs that are shared; pure."""
+"""Node selectors of NVIDIA's and GKE's users for shared GPUs; pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,10 +18,7 @@ GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 
 
 def find_sharing_selectors(selector: Mapping[str, str], request: PodRequest) -> Iterator[str]:
-    """Yield a sentence for each label that no node has on which the pod could get its GPUs.
-
-    Nodes with replicas have the labels of replicas, and no amounts. None has partitions by label.
-    """
+    """Yield a sentence for each label that no node has on which the pod could get its GPUs."""
     by_number = all(container.number_of for container in request.containers)
     for key, value in sorted(selector.items()):
         if key == GKE_PARTITION:

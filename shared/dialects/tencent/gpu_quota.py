@@ -1,8 +1,7 @@
 """The quotas of gpu-admission, in its ConfigMap kube-system/gpuquota; pure.
 
-The key `gpu_quota` has, per namespace, a number of GPUs of each model and the pools whose nodes the
-namespace may use. Models and pools are values of node labels. A missing model is not allowed, an
-empty list of pools allows all, and a missing namespace has no quota.
+Models and pools are values of node labels. A missing model is not allowed, no pools allow all, and
+a missing namespace has no quota.
 https://github.com/tkestack/gpu-admission
 """
 
@@ -30,7 +29,7 @@ class _NamespaceQuota(msgspec.Struct, frozen=True):
 
 
 def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
-    """Raises RequestError for what gpu-admission also refuses."""
+    """Raise RequestError for what gpu-admission also refuses."""
     place = f"ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP_NAME}"
     if KEY not in data:
         raise RequestError(f"{place} has no key {KEY}")

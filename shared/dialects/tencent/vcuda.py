@@ -1,14 +1,9 @@
 """tencent.com/vcuda-*: hundredths of a GPU and blocks of 256 MiB, as gpu-manager counts; pure.
 
-Names and formats are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on.
-`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory` beside it. 100 and its
-multiples are whole GPUs; memory beside them is ignored, except that the node as a whole must have
-it, because the kubelet checks. What those programs accept and then run without a GPU, or what the
-kubelet would reject, is refused here with the reason.
-
-`tencent.com/vcuda-core-limit` would let a share use idle cores beyond its request. HAMi-core has no
-such limit: a share gets exactly its `vcuda-core`, and the annotation is only checked to be a
-number. GPUSharing always sets it to `vcuda-core`, which means the same.
+`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory`; multiples are whole GPUs.
+Memory beside these is ignored, but the node must have it, as the kubelet checks. HAMi-core cannot
+let a share use idle cores up to `tencent.com/vcuda-core-limit`, which is only checked to be a
+number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,12 +36,12 @@ MEMORY = "tencent.com/vcuda-memory"
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 GPU_INDEX = "tencent.com/predicate-gpu-idx-"
-"""Followed by the container's index in `spec.containers`."""
+"""The container's index in `spec.containers` follows."""
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
 DEVICES = "tencent.com/vcuda-device"
-"""Annotation of containers in their runtime, beside `CORE` and, in bytes, `MEMORY`."""
+"""Of containers in their runtime, beside `CORE` and, in bytes, `MEMORY`."""
 
 WHOLE = 100
 """`vcuda-core` of one GPU."""
@@ -128,7 +123,7 @@ def _parse_container(container: ContainerManifest) -> GpuRequest:
 
 
 def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
-    """Return the limits that request this; memory beside whole GPUs has no effect."""
+    """Memory beside whole GPUs has no effect."""
     if container.whole:
         return {CORE: WHOLE * container.gpus}
     return {CORE: container.cores_percent, MEMORY: (container.memory_bytes or 0) // BLOCK_BYTES}
@@ -158,7 +153,7 @@ def warnings(pod: PodManifest) -> Iterable[Hint]:
 
 
 def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
-    """Return the denial by GPUSharing's webhook of a pod with only one of the two resources."""
+    """GPUSharing's webhook denies a pod with only one of the two resources."""
     one_of_two = any(
         (CORE in container.limits) != (MEMORY in container.limits) for container in pod.containers
     )
@@ -166,7 +161,7 @@ def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return each container's GPUs by minor number, the node, the time in ns, and the mark."""
+    """By minor number; times are in ns."""
     gpus = {
         f"{GPU_INDEX}{n}": ",".join(str(share.index) for share in shares)
         for n, container in enumerate(decode_memo(lease).containers)
@@ -178,11 +173,9 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts for a share, and the devices only for whole GPUs.
+    """gpu-manager's driver directory and `LD_LIBRARY_PATH` are left out.
 
-    Both have gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
-    are left out: NVIDIA's runtime mounts the driver where the loader finds it, and the variable
-    would replace the image's own.
+    NVIDIA's runtime mounts the driver, and the variable would replace the image's own.
     """
     shares = hami_core.required_shares(lease, container)
     whole = all(share.whole for share in shares)
@@ -202,11 +195,7 @@ def container_setup(
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
-
-    As gpu-manager does, blocks are counted over the node's memory as a whole. Devices in MIG mode
-    are left out.
-    """
+    """As gpu-manager does, count blocks over the node's memory as a whole."""
     gpus = shared_devices(devices)
     return Advertisement(
         served={CORE: numbered_ids(gpus, lambda _: WHOLE)},

@@ -1,8 +1,7 @@
-"""Volcano's two ConfigMaps for its vGPU device plugin, as far as they concern a node; pure.
+"""Volcano's two ConfigMaps for its vGPU device plugin, for one node; pure.
 
-`volcano-vgpu-device-config` has settings for all nodes and the MIG layouts;
-`volcano-vgpu-node-config` has settings of single nodes, merged with the later entry first, as
-Volcano's and HAMi's plugins do. Invalid entries are left out, with an error.
+The later entry of a node goes first, as in Volcano's plugin. Invalid ones are left out, with an
+error.
 """
 
 import difflib
@@ -17,7 +16,7 @@ from shared.model.bounds import SHORT
 from shared.model.devices.device import POD_MODES, DeviceMode, MigLayout, MigProfile
 
 NAMESPACES = ("kube-system", "volcano-system")
-"""Where the ConfigMaps may be; the first namespace that has one counts."""
+"""The first namespace that has the ConfigMap counts."""
 DEVICE_MAP = "volcano-vgpu-device-config"
 DEVICE_KEY = "device-config.yaml"
 NODE_MAP = "volcano-vgpu-node-config"
@@ -26,7 +25,7 @@ SECTION = "nvidia"
 MAX_SPLIT_COUNT = 4096
 """The kubelet gets a device ID for each."""
 MAX_UNIT_MIB = 1 << 20
-"""1 TiB, more than a device has."""
+"""More than a device has."""
 SPLIT_COUNT = "deviceSplitCount"
 FACTOR = "gpuMemoryFactor"
 GEOMETRIES = "knownMigGeometries"
@@ -36,7 +35,7 @@ MOST: Mapping[str, int] = {
     "memory": 2**24,
     "count": 16,
 }
-"""By name of a field in lower case; what a device's report may have."""
+"""By name of a field in lower case."""
 MOST_LISTED = 256
 """Entries of a list that are read."""
 NAMES: Mapping[str, str] = {
@@ -45,7 +44,7 @@ NAMES: Mapping[str, str] = {
     "resourceMemoryPercentageName": vgpu.PERCENTAGE,
     "resourceCoreName": vgpu.CORES,
 }
-"""Resource names in the configuration that cannot be changed."""
+"""They cannot be changed."""
 WITHOUT_EFFECT: Mapping[str, object] = {
     "deviceCoreScaling": 1,
     "deviceMemoryScaling": 1,
@@ -57,7 +56,7 @@ WITHOUT_EFFECT: Mapping[str, object] = {
     "resourcePriorityName": "",
     "passDeviceSpecs": False,
 }
-"""There is a warning for values other than these defaults."""
+"""Other values are warned of."""
 NODE_KEYS = ("name", "operatingmode", "devicesplitcount", "filterdevices")
 NODE_WITHOUT_EFFECT: Mapping[str, object] = {
     "devicecorescaling": 1,
@@ -65,27 +64,27 @@ NODE_WITHOUT_EFFECT: Mapping[str, object] = {
     "migstrategy": "none",
 }
 FORBIDDEN = "-[],:;"
-"""Characters that separate fields in annotations with a group's name."""
+"""They separate fields in annotations with a group's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigGeometries:
-    """The layouts of a family of devices, in order of preference."""
+    """In order of preference."""
 
     models: tuple[str, ...]
-    """Parts of product names; `NVIDIA-` before the name counts, too."""
+    """Of product names; `NVIDIA-` before the name counts, too."""
     layouts: tuple[MigLayout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The settings of both ConfigMaps for a node; None and empty mean not set."""
+    """None and empty mean not set."""
 
     split_count: int | None = None
     unit_mib: int | None = None
     geometries: tuple[MigGeometries, ...] = ()
     node_split_count: int | None = None
-    """For this node only; overrides everything, including flags."""
+    """It overrides everything for this node, flags, too."""
     mode: DeviceMode | None = None
     excluded_devices: frozenset[str] = frozenset()
     """UUIDs, and indices as text."""
@@ -101,7 +100,7 @@ class _Findings:
         self.warnings: list[str] = []
 
     def section(self, value: object, where: str, keys: Collection[str]) -> Mapping[str, object]:
-        """Return a mapping, with a warning of each unknown key; an empty one for anything else."""
+        """Warn of each unknown key; anything but a mapping is empty."""
         if not isinstance(value, Mapping):
             self.errors.append(f"{where} is not a mapping, but {_brief(value)}")
             return {}
@@ -125,7 +124,7 @@ class _Findings:
     def positive(
         self, section: Mapping[str, object], key: str, *, zero: bool = False
     ) -> int | None:
-        """Return a whole number above 0; with `zero`, 0 means not set, without a warning."""
+        """With `zero`, 0 means not set, without a warning."""
         value = section.get(key)
         if value is None or (zero and value == 0):
             return None
@@ -144,7 +143,6 @@ class _Findings:
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
-    """Parse the documents that there are for the node of this name."""
     findings = _Findings()
     config = DeviceConfig() if device is None else _parse_device_map(device, findings)
     config = config if node is None else _parse_node_map(config, node, name, findings)
@@ -255,7 +253,6 @@ def _parse_node_map(
 def _merge_entry(
     config: DeviceConfig, own: Mapping[str, object], where: str, name: str, findings: _Findings
 ) -> DeviceConfig:
-    """Merge what an entry sets for the node."""
     findings.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
     findings.warn_of(own, NODE_WITHOUT_EFFECT)
     count = findings.positive(own, "devicesplitcount", zero=True)
@@ -295,5 +292,5 @@ def _mode(value: object, findings: _Findings) -> DeviceMode | None:
 
 
 def _brief(value: object) -> str:
-    """Return a value for a message: without its end and its depths, which aliases may multiply."""
+    """Aliases may multiply a value's depths."""
     return reprlib.repr(value)

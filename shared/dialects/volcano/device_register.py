@@ -1,9 +1,8 @@
 """The device register of Volcano's vGPU device plugin, and its handshake; pure.
 
-The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes `Reported
-<time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it to
-`Requesting_<time>`, and to `Deleted_<time>` if no new report arrives for a minute. Times here are
-UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
+Schedulers before Volcano 1.14.3 answer `Reported <time>` with `Requesting_<time>`, and with
+`Deleted_<time>` after a minute without a report. Times are UTC. Those schedulers write local time
+and read it as UTC, which we cannot correct.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ _DELETED = "Deleted_"
 
 
 def reported(now_s: float) -> str:
-    """Return the text of a report, with the time as Go formats it.
+    """Format the time as Go does.
 
     >>> reported(0)
     'Reported 1970-01-01 00:00:00.000000 +0000 UTC'
@@ -38,7 +37,7 @@ def reported(now_s: float) -> str:
 
 
 def is_gone(text: str | None, now_s: float) -> bool:
-    """Return whether a handshake means that the plugin is gone; False if there is none."""
+    """Return whether the plugin is gone; no handshake means False."""
     if text is None:
         return False
     if text.startswith(_DELETED):
@@ -57,10 +56,7 @@ def is_gone(text: str | None, now_s: float) -> bool:
 def registered_devices(
     annotations: Mapping[str, str], allocatable: Mapping[str, int], *, now_s: float
 ) -> tuple[Device, ...]:
-    """Return the devices that Volcano's own plugin registered on a node.
-
-    There are none without a slot in the node's allocatable resources, or if the plugin is gone.
-    """
+    """There are none without an allocatable slot, or if the plugin is gone."""
     if not allocatable.get(NUMBER) or is_gone(annotations.get(HANDSHAKE), now_s):
         return ()
     return parse_register(annotations.get(REGISTER, ""))
@@ -75,10 +71,10 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def parse_register(text: str) -> tuple[Device, ...]:
-    """Parse `node-vgpu-register` as another plugin wrote it; malformed records are skipped.
+    """Leave out malformed records.
 
-    The generation with five fields in a record always wrote `false` as health, so its health is
-    ignored; with six fields it counts. A device without memory or slots is unhealthy.
+    With five fields in a record, plugins always wrote `false` as health, which is ignored; with six
+    it counts. A device without memory or slots is unhealthy.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(

@@ -1,7 +1,6 @@
 """volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs; pure.
 
-Names and formats are those of Volcano's GPU sharing guide and its share plugin. Memory is counted
-and not enforced: a container gets variables with its GPU and its amount of memory, and no limit.
+Memory is counted and not enforced, as in Volcano's share plugin.
 """
 
 import zlib
@@ -47,17 +46,16 @@ ASSIGNED = "volcano.sh/gpu-assigned"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_UNITS = 2_000
-"""Device IDs of memory on a node. A kubelet of 1.36 or later that restarts looks up each ID among
-the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
+"""A kubelet of 1.36 or later that restarts looks up each ID among the IDs of all its pods, under a
+lock that allocations need: docs/kubelets.md.
+"""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
-    """Parse a pod's request. Where any container requests memory, numbers of GPUs are ignored.
+    """Where any container requests memory, numbers of GPUs are ignored.
 
-    Raises RequestError naming container, resource and rule.
-
-    For example, `volcano.sh/gpu-memory: 1024` requests 1024 units of one GPU, and
-    `volcano.sh/gpu-number: 2` two whole GPUs.
+    Raises RequestError naming container, resource and rule. For example, `volcano.sh/gpu-memory:
+    1024` requests 1024 units of one GPU, and `volcano.sh/gpu-number: 2` two whole GPUs.
     """
     memory = [container for container in pod.containers if container.limits.get(MEMORY, 0) > 0]
     if memory:
@@ -97,9 +95,7 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the trigger for a container that requests memory without it.
-
-    The kubelet calls Allocate for the trigger.
+    """Return the trigger, for which the kubelet calls Allocate.
 
     >>> amount_changes({"volcano.sh/gpu-memory": 1024})
     {'leasehold.dev/share': 1}
@@ -134,17 +130,17 @@ def _indices(lease: Lease) -> str:
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the indices of the pod's GPUs, ascending, and the time in nanoseconds."""
+    """Indices are ascending; the time is in nanoseconds."""
     return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
 
 
 def container_setup(
     lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
 ) -> ContainerSetup:
-    """Return the three variables of the guide: the pod's GPUs, the allocated amount, a GPU's size.
+    """Return the pod's GPUs, the allocated amount, and a GPU's size.
 
-    For whole GPUs the allocated amount is their number times the unit, as in the share plugin.
-    Raises RequestError if the container has no share.
+    For whole GPUs the allocated amount is their number times the unit. Raises RequestError if the
+    container has no share.
     """
     shares = lease.shares_of(container)
     if not shares:
@@ -161,15 +157,15 @@ def container_setup(
 
 
 def unit_id(prefix: str, number: int) -> str:
-    """It is short, because a list has many."""
+    """Short, because a list has many."""
     return f"{prefix}-{base36(number)}"
 
 
 def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
-    """Return the prefix of each device's IDs: its index, if no other device has the same.
+    """Use the index, if no other device has the same.
 
-    A GPU that replaces a lost one gets the lost one's index. Running pods may still hold IDs of the
-    lost GPU, so from then on the IDs of both contain a checksum of the UUID.
+    A GPU that replaces a lost one has its index, and pods may still hold the lost one's IDs. From
+    then on the IDs of both contain a checksum of the UUID.
     """
     numbers = Counter(device.index for device in devices)
     return {
@@ -181,7 +177,7 @@ def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
 
 
 def check_units(devices: Sequence[Device]) -> None:
-    """Raise RequestError, naming the memory factor needed, if there are too many units."""
+    """Raise RequestError, naming the memory factor needed, for too many units."""
     units = _unit_count(devices)
     if units > MAX_UNITS:
         factor = max(device.unit_mib for device in devices)
@@ -201,8 +197,7 @@ def _unit_count(devices: Iterable[Device]) -> int:
 def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
     """Serve the trigger (`auto`), units of memory (`share`) or whole GPUs (`number`).
 
-    With `auto`, memory is an amount in node status. Devices in MIG mode are left out. Raises
-    RequestError for `share` if there are more than `MAX_UNITS` units.
+    Raises RequestError for `share` if there are too many units.
     """
     lists = {UNHEALTHY: _unhealthy_indices(devices)}
     devices = shared_devices(devices)
@@ -227,13 +222,12 @@ def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
 
 
 def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the indices whose devices are all unhealthy, as text."""
     healthy = {device.index for device in devices if device.healthy}
     return tuple(str(index) for index in sorted({device.index for device in devices} - healthy))
 
 
 def unhealthy_devices(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return the indices that a node's annotation lists as unhealthy, with the annotation.
+    """Return the annotation by index.
 
     >>> unhealthy_devices({"volcano.sh/gpu-unhealthy-ids": "0,2"})
     {0: 'volcano.sh/gpu-unhealthy-ids', 2: 'volcano.sh/gpu-unhealthy-ids'}

@@ -1,7 +1,6 @@
 """Metrics of Volcano's scheduler and of its vGPU device plugin's monitor; pure.
 
-The scheduler counts memory in the units in which pods on the node request it, and names pods
-without their namespace: shares with equal labels are to be added up.
+The scheduler names pods without their namespace: shares with equal labels are added up.
 """
 
 from shared.dialects.metrics import PublishedMetric
@@ -37,7 +36,7 @@ _MONITORED = {
     "deviceuuid": "short_uuid",
     "devicetype": "type",
 }
-"""The labels of Volcano's monitor, and those of HAMi's metrics of the same names."""
+"""Of Volcano's monitor, and of HAMi's metrics of the same names."""
 MONITOR_DEVICES = (
     PublishedMetric("HostGPUMemoryUsage", "Memory in use, in bytes.", "used_bytes", _MONITORED),
     PublishedMetric("HostCoreUtilization", "Use in percent.", "busy_percent", _MONITORED),
@@ -63,7 +62,7 @@ _SM_USE = "SM use in percent."
 _MIG_INFO = "1 for each share that is a MIG instance."
 _LAST_KERNEL = "Device_last_kernel_of_container"
 _MEMORY_KINDS = "Device_memory_desc_of_container"
-"""Volcano publishes it as a counter, which it is not, without the ending that counters have."""
+"""Volcano publishes it as a counter, which it is not."""
 MONITOR_SHARES = tuple(
     PublishedMetric(*row)
     for row in (

@@ -26,10 +26,7 @@ _GUIDES = {name.replace("Known", "Know"): name for name in GEOMETRIES}
 
 
 def plugin_arguments(conf: Any) -> dict[str, object]:
-    """Return the arguments of `PLUGINS` in a scheduler configuration.
-
-    Raises KeyError, TypeError or AttributeError for anything else.
-    """
+    """Raise KeyError, TypeError or AttributeError for anything else."""
     plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
     return {
         str(key): value
@@ -40,11 +37,9 @@ def plugin_arguments(conf: Any) -> dict[str, object]:
 
 
 def parse_rules(arguments: Mapping[str, object]) -> Rules:
-    """Parse `deviceshare` arguments (or the older `predicate.` spelling of the switches).
+    """The switches choose between Volcano's own dialects; all others stay enabled.
 
-    The switches choose between Volcano's own dialects; all others stay enabled. Raises RequestError
-    for an invalid value, and where Volcano's scheduler refuses to start: sharing and number
-    together, or either together with vGPU.
+    Raises RequestError for an invalid value, and where Volcano's scheduler refuses to start.
     """
     named = _canonical(arguments)
     on = [key for key in (SHARING, NUMBER, VGPU) if _switch(named, key)]
@@ -70,7 +65,6 @@ def parse_rules(arguments: Mapping[str, object]) -> Rules:
 
 
 def find_warnings(arguments: Mapping[str, object]) -> list[str]:
-    """Return warnings: arguments that nothing reads, or with another effect than upstream."""
     named = _canonical(arguments)
     warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]
     if _switch(named, LOCK):
@@ -85,7 +79,6 @@ def find_warnings(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _canonical(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments under the names that the latest Volcano gives them."""
     named = {}
     for key, value in arguments.items():
         current = key.replace(_OLD, "deviceshare.") if key.startswith(_OLD) else key
@@ -101,7 +94,7 @@ def _unknown(key: str) -> str:
 
 
 def _exclusive(rules: object) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Parse label rules: pods that have all labels of a rule never share a device."""
+    """Pods that have all labels of a rule never share a device."""
     if rules is None:
         return ()
     if not isinstance(rules, Sequence) or isinstance(rules, str):

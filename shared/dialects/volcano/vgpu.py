@@ -1,7 +1,6 @@
 """volcano.sh/vgpu-*: a number of GPUs, of each an amount of memory and a percentage of cores; pure.
 
-Names and formats are those of Volcano's scheduler plugin `deviceshare` and of its vGPU device
-plugin, in the generation without handshakes.
+Names and formats are those of Volcano's plugins, in the generation without handshakes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,13 +56,13 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "spread": DeviceOrder.SPREAD,
 }
 WHOLE = 100
-"""Percent of a GPU's cores with which a share is exclusive."""
+"""With so much of the cores, a share is exclusive."""
 RUNTIME_VARIABLES: Mapping[str, str] = {
     "NVIDIA_GDRCOPY": "enabled",
     "NVIDIA_GDS": "enabled",
     "NVIDIA_MOFED": "enabled",
 }
-"""With these Volcano's plugin makes the container runtime add more devices."""
+"""The container runtime adds more devices for these."""
 
 
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
@@ -125,10 +124,10 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
 
 
 def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
-    """Parse the selection annotations. Unlike upstream, empty list entries are dropped.
+    """Unlike upstream, empty list entries are dropped.
 
-    With `use-gputype` present, `nouse-gputype` is ignored, as upstream. Raises RequestError for
-    other values of the mode and of the pod group's policy, with which nothing would match.
+    With `use-gputype`, `nouse-gputype` is ignored, as upstream. Raises RequestError for values with
+    which nothing would match.
     """
     for key, choices in ((MODE, POD_MODES), (GROUP_POLICY, (SPREAD,))):
         if key in annotations:
@@ -158,10 +157,9 @@ def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple
 
 
 def encode_shares(shares: Sequence[Share]) -> str:
-    """Encode one container's devices: `id,NVIDIA,units,cores:` for each.
+    """Encode `id,NVIDIA,units,cores:` for each device.
 
-    The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones, not
-    the instance's.
+    The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones.
     """
     return "".join(hami_core.encode_share(share, _requested_units(share)) for share in shares)
 

@@ -1,1 +1,1 @@
-"""The choice of devices on one node for a pod, or the reasons why they do not fit."""
+"""The choice of devices on one node for a pod."""

@@ -1,4 +1,4 @@
-"""The choice of devices on one node for a container: shares, MIG instances, or replicas; pure."""
+"""The choice of devices on one node for a container; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,6 @@ def share_of(
     place: MigPlacement | None = None,
     mode: SharingMode | Literal[""] = "",
 ) -> Share:
-    """Return a part of a device in this mode, or a MIG instance, whose cores nothing else uses."""
     holding = INSTANCE if place is not None else holding_of(container, device, mode) or UNHELD
     requested: RequestedUnits | None = None
     if place is not None:
@@ -72,24 +71,22 @@ def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
 
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
-"""A container, a device for it, the MiB of its share there, and the MIG instance or None."""
+"""Container, device, MiB of the share, and the MIG instance if it is one."""
 
 
 @dataclass(slots=True)
 class PodDeviceUse:
-    """The use of one device by earlier containers of the same pod that go on running."""
-
     memory_mib: int = 0
     cores_percent: int = 0
     shares: int = 0
     exclusive: bool = False
     layout: str = ""
-    """MIG layout that instances of the pod pin, those of init containers too."""
+    """Instances of init containers pin the layout, too."""
     instances: list[tuple[GpuRequest, int, int]] = field(default_factory=list)
-    """Containers, those that end first too, with the MiB and the position of their instances."""
+    """Containers with the MiB and the position of their instances; init containers, too."""
 
     def instances_beside(self, container: GpuRequest, pod: Sequence[GpuRequest]) -> tuple[int, int]:
-        """Return the positions, as bits, and the MiB of instances in use beside a container."""
+        """Return the positions, as bits, and the MiB beside a container."""
         positions = 0
         memory_mib = 0
         place = pod.index(container) if self.instances else 0
@@ -108,7 +105,7 @@ NO_POD_USE = PodDeviceUse()
 
 
 def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, PodDeviceUse]) -> None:
-    """Add picks to what the pod's containers use; of an init container, only instances stay."""
+    """Of an init container, only instances stay."""
     for container, device, memory_mib, instance in picks:
         if container.init and instance is None:
             continue
@@ -137,7 +134,7 @@ def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
 ContainerChooser = Callable[
     [GpuRequest, PodRequest, Sequence[MirroredDevice], PodDeviceUses], list[DevicePick] | None
 ]
-"""Returns a device for every share of one container, or None if too few devices fit."""
+"""Returns a device for every share, or None if too few fit."""
 
 
 def choose_shared_devices(
@@ -176,7 +173,6 @@ def _takes_slot(container: GpuRequest) -> bool:
 
 
 def _is_constrained(container: GpuRequest, request: PodRequest) -> bool:
-    """Return whether free memory and cores alone do not decide about a device."""
     return (
         container.sharing in IDLE_BEFORE
         or bool(request.anti_affinity_groups)
@@ -220,7 +216,6 @@ def choose_mig_instances(
     devices: Sequence[MirroredDevice],
     pod_uses: PodDeviceUses,
 ) -> list[DevicePick] | None:
-    """Choose MIG instances. Each has cores of its own and is used by one container only."""
     groups = request.anti_affinity_groups
     chosen = list[DevicePick]()
     devices = _candidates(request, devices, pod_uses)
@@ -251,7 +246,6 @@ def choose_replicas(
     devices: Sequence[MirroredDevice],
     pod_uses: PodDeviceUses,
 ) -> list[DevicePick] | None:
-    """Choose a replica of each of as many devices as the container requests."""
     chosen = list[DevicePick]()
     devices = _candidates(request, devices, pod_uses)
     enough = _enough(container, request, devices)
@@ -288,10 +282,9 @@ def instance_availability(
     request: PodRequest,
     pod_uses: PodDeviceUses,
 ) -> tuple[str, int, int]:
-    """Return, for a container, the pinned layout, the taken positions and the free MiB.
+    """Return the pinned layout, the taken positions and the free MiB for a container.
 
-    The pod's containers that run beside it count too. Of two containers that do not run at the same
-    time, one may use the instance of the other, and all share one layout.
+    Containers that do not run at the same time may use one instance, but all share one layout.
     """
     pod_use = pod_uses.get(device, NO_POD_USE)
     free_mib = device.total_mib - device.used_mib
@@ -303,7 +296,6 @@ def instance_availability(
 def _candidates(
     request: PodRequest, devices: Sequence[MirroredDevice], pod_uses: PodDeviceUses
 ) -> Sequence[MirroredDevice]:
-    """Leave out devices that the pod uses already, or whose required location is not known."""
     if request.distinct_devices and pod_uses:
         devices = [device for device in devices if not pod_uses.get(device, NO_POD_USE).shares]
     scope = request.topology_scope
@@ -313,7 +305,7 @@ def _candidates(
 
 
 def _enough(container: GpuRequest, request: PodRequest, devices: Sequence[MirroredDevice]) -> int:
-    """Return how many fitting devices to collect: all of them where the topology decides."""
+    """Where the topology decides, all fitting devices are collected."""
     if container.gpus > 1 and topology_matters(container, request, devices):
         return len(devices)
     return container.gpus
@@ -322,7 +314,7 @@ def _enough(container: GpuRequest, request: PodRequest, devices: Sequence[Mirror
 def _best_together(
     container: GpuRequest, request: PodRequest, fitting: list[DevicePick]
 ) -> list[DevicePick] | None:
-    """Choose those of the fitting devices, given in order of trying, that are linked best."""
+    """Choose those of `fitting`, in order of trying, that are linked best."""
     wanted = container.gpus
     if len(fitting) < wanted:
         return None
@@ -340,10 +332,9 @@ def _best_together(
 
 
 def required_free_cores(container: GpuRequest) -> int:
-    """Return the percent of a device's cores that must be free for the container's share.
+    """Return the percent of a device's cores that must be free.
 
-    A share without cores is still not placed where all of them are reserved, unless its sharing
-    policy is best effort.
+    A share without cores is not placed where all are reserved, unless it is best effort.
     """
     if container.whole:
         return 100
@@ -355,7 +346,7 @@ def required_units(container: GpuRequest) -> int:
 
 
 def share_mib(container: GpuRequest, device: MirroredDevice) -> int:
-    """Return the MiB of a share on the mirror: `required_memory_mib` of the model."""
+    """`required_memory_mib`, without reading the device where possible."""
     units = container.memory_units
     if device.replicas is not None:
         return device.replicas.memory_mib(device.total_mib)
@@ -370,7 +361,6 @@ AllocationWeights = tuple[int, int, int]
 def ordered_devices(
     request: PodRequest, devices: Sequence[MirroredDevice], pod_uses: PodDeviceUses
 ) -> Sequence[MirroredDevice]:
-    """Sort devices, given by ascending index, into the order in which they are tried."""
     order = request.device_order
     if order is DeviceOrder.LAST:
         return devices[::-1]
@@ -393,11 +383,10 @@ _KEYS_WITHOUT_POD_USE: Mapping[DeviceOrder, Callable[[MirroredDevice], int]] = {
     DeviceOrder.BINPACK: lambda device: -device.used_mib,
     DeviceOrder.SPREAD: lambda device: device.shares,
 }
-"""Sort keys of orders that need no weights, while the pod uses no device yet."""
+"""Orders that need no weights, while the pod uses no device."""
 
 
 def _allocated(device: MirroredDevice, pod_use: PodDeviceUse, weights: AllocationWeights) -> int:
-    """Return the weighted part of a device that is in use, in millionths."""
     slots, cores, memory = weights
     return (
         slots * 1_000_000 * (device.shares + pod_use.shares) // max(device.slots, 1)
@@ -422,14 +411,13 @@ _KEYS: Mapping[
 
 
 EXHAUSTIVE_DEVICES = 8
-"""With more devices than this, sets grow greedily from each: 4 of 8 devices are 70 sets."""
+"""With more devices, sets grow greedily from each: 4 of 8 devices are 70 sets."""
 CACHED_SETS = 64
 
 Positions = tuple[int, ...]
 
 
 def topology_location(device: MirroredDevice, scope: TopologyScope) -> str | int | None:
-    """Return the NUMA node or PCIe root of a device, or None if it is not known."""
     if scope is TopologyScope.NUMA:
         return device.device.numa
     return device.device.pcie or None
@@ -438,7 +426,6 @@ def topology_location(device: MirroredDevice, scope: TopologyScope) -> str | int
 def topology_matters(
     container: GpuRequest, request: PodRequest, devices: Sequence[MirroredDevice]
 ) -> bool:
-    """Return whether it makes a difference which of the fitting devices a container gets."""
     if container.gpus < 2:
         return False
     by_links = request.prefer_links and bool(devices) and devices[0].node.has_topology
@@ -448,11 +435,9 @@ def topology_matters(
 def best_linked_set(
     request: PodRequest, devices: Sequence[MirroredDevice], wanted: int
 ) -> Positions | None:
-    """Return which `wanted` of the devices, given in order of trying, are linked best.
+    """Return which `wanted` devices are linked best, or None if no set is within the scope.
 
-    The score of a set is the sum over its pairs of HAMi's pair score, as the node agent measured
-    it. Where links do not decide, the number of pairs on one NUMA node does; then the order of
-    trying. Return None if no set lies within the topology scope of the pod.
+    HAMi's pair scores decide, then the pairs on one NUMA node, then the order.
     """
     best: tuple[int, Positions] | None = None
     for group in _groups(request.topology_scope, devices):
@@ -497,7 +482,7 @@ def _pair_scores(devices: Sequence[MirroredDevice]) -> PairScores:
 
 
 _LINK_WEIGHT = 1 << 10
-"""Links come before NUMA nodes: no set of devices has so many pairs on one NUMA node."""
+"""Links come before NUMA nodes: no set has so many pairs on one NUMA node."""
 
 
 def _pair_score(device: MirroredDevice, other: MirroredDevice) -> int:
@@ -521,7 +506,7 @@ def _set_score(scores: PairScores, positions: Positions) -> int:
 
 
 def _best_grown(scores: PairScores, wanted: int) -> tuple[int, Positions]:
-    """Grow a set from every device, always by the device that is linked best to the set."""
+    """Grow a set from every device by the best linked one."""
     best: tuple[int, Positions] = (-1, ())
     for seed in range(len(scores)):
         positions = [seed]

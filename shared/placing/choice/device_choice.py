@@ -1,7 +1,7 @@
-"""The choice of devices on one node for a pod, container by container; pure.
+"""The choice of devices on one node for a pod; pure.
 
-All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG instances, or replicas.
-Where shares and instances are allowed, `PodRequest.prefer_mig` decides which are tried first.
+All devices of a pod are in one mode. `PodRequest.prefer_mig` decides whether shares or instances
+are tried first.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -46,10 +46,10 @@ from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import check_all, has_too_little
 
 UNCOUNTED = 1 << 60
-"""More CPUs than any NUMA node has. An integer, since compiled code has no other type there."""
+"""More CPUs than any NUMA node has. An integer, as compiled code has no other type there."""
 CACHED_MODELS = 4096
 TYPE_PREFIX = "NVIDIA-"
-"""Types in annotations are matched against the model with this prefix, as Volcano registers it."""
+"""Types in annotations match the model with this prefix, as Volcano registers it."""
 
 
 def is_selective(selection: DeviceSelection) -> bool:
@@ -65,7 +65,7 @@ def is_selective(selection: DeviceSelection) -> bool:
 
 
 def device_excluded(selection: DeviceSelection, device: Device) -> Denial | None:
-    """Return why the pod excludes the device, or None. A UUID both allowed and denied is denied."""
+    """A UUID both allowed and denied is denied."""
     if not is_selective(selection):
         return None
     if selection.mode is not None and device.mode.value != selection.mode:
@@ -82,7 +82,7 @@ def selects_only_models(selection: DeviceSelection) -> bool:
 
 
 def _type_text(text: str) -> str:
-    """Return a type or a model for comparison: labels of nodes have dashes for its spaces."""
+    """Labels of nodes have dashes for spaces."""
     return text.lower().replace(" ", "-")
 
 
@@ -105,10 +105,9 @@ DeviceChooser = Callable[[MirroredNode], list[DevicePick] | None]
 
 
 def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
-    """Return a device for every share of the pod, or None if the node has too little.
+    """Return a device for every share of the pod, or None.
 
-    Two shares of one container are never on the same device; shares of two containers may be.
-    What an init container uses is free again for the containers after it.
+    Shares of one container are on different devices; shares of two may be on one.
     """
     if not request.containers:
         return []
@@ -146,9 +145,9 @@ def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
 
 
 def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
-    """Return the CPUs that a pod takes of its devices' NUMA nodes, by `numa_cpus_name`.
+    """Return CPUs by `numa_cpus_name`.
 
-    The kubelet may choose any NUMA node of a container's devices: its CPUs are taken on each.
+    The kubelet may choose any NUMA node of a container's devices, so its CPUs are taken on each.
     """
     taken: dict[str, dict[str, tuple[int, bool]]] = {}
     for container, device, _, _ in picks:
@@ -162,7 +161,7 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
 
 
 def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
-    """Return why the kubelet would reject the pod for the CPUs beside a device, or None."""
+    """Return why the kubelet would reject the pod: too few CPUs beside the device."""
     wanted = max([container.exclusive_cpus for container in request.containers])
     free = _free_cpus(device)
     if not wanted or wanted <= free:
@@ -172,7 +171,6 @@ def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
 
 
 def _free_cpus(device: MirroredDevice) -> int:
-    """Return the CPUs that are free on the device's NUMA node, UNCOUNTED if none are counted."""
     numa = device.device.numa
     if numa is None:
         return UNCOUNTED
@@ -180,10 +178,7 @@ def _free_cpus(device: MirroredDevice) -> int:
 
 
 def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Sequence[MirroredDevice]:
-    """Sort devices that the pod's device order does not distinguish by the CPUs beside them.
-
-    Those that leave the fewest CPUs come first, so that pods that need more still fit elsewhere.
-    """
+    """Of equal devices, those with the fewest CPUs beside them come first."""
     wanted = peak(
         [(container.exclusive_cpus, container.init) for container in request.containers], 0
     )
@@ -197,10 +192,6 @@ def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Seque
 
 
 def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
-    """Return the devices that a pod gets on a node, or None if the node cannot run it now.
-
-    No index is used, so that the node may be a copy of one.
-    """
     if check_all(request, node.facts, node.free_resources, node.serving) is not None:
         return None
     return choose_devices(request, node)
@@ -219,10 +210,6 @@ def allowed_devices(selection: DeviceSelection, node: MirroredNode) -> Sequence[
 
 
 def device_chooser(request: PodRequest) -> DeviceChooser:
-    """Return `choose_devices` for one request and many nodes.
-
-    The most common requests use a faster path with the same result.
-    """
     if is_simple(request):
         return _simple_device_chooser(request)
     return lambda node: choose_devices(request, node)
@@ -271,7 +258,6 @@ _SIMPLE_ORDERS: Mapping[
 
 
 def is_simple(request: PodRequest) -> bool:
-    """Return whether free units of memory, free cores and a slot decide about allowed devices."""
     return (
         len(request.containers) == 1
         and request.device_order in _SIMPLE_ORDERS
@@ -294,7 +280,7 @@ def _has_simple_amounts(container: GpuRequest) -> bool:
 
 
 def device_key(request: PodRequest) -> Hashable:
-    """Return a key that is equal for requests that fit the same devices."""
+    """Requests that fit the same devices have equal keys."""
     return (
         request.containers,
         request.same_device,
@@ -318,7 +304,6 @@ _WHOLE_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.REPLICAS)
 
 
 def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
-    """Return the modes of devices that the pod accepts, in the order in which they are tried."""
     if any(container.replica_only for container in request.containers):
         return _REPLICAS_ONLY
     if allows_replicas(request):
@@ -337,14 +322,12 @@ def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
 
 
 def allows_instances(request: PodRequest) -> bool:
-    """Return whether every container accepts MIG instances, and none requests whole devices."""
     return bool(request.containers) and all(
         container.mig_allowed and not container.whole for container in request.containers
     )
 
 
 def allows_replicas(request: PodRequest) -> bool:
-    """Return whether a replica serves every container, instead of a whole device or alone."""
     return bool(request.containers) and all(
         container.number_of and not container.strict and container.held_by == NO_DEMAND
         for container in request.containers
@@ -374,8 +357,7 @@ def _choose_for_all(
 ) -> list[DevicePick] | None:
     """Choose for the containers in order; if that fails with MIG, for the largest need first.
 
-    The first instance decides on the layout, and the layout for a small need may have no instance
-    for a large one.
+    The first instance decides on the layout, which may have none for a larger need.
     """
     containers = request.containers
     picks = _choose_in_order(containers, request, devices, chooser)

@@ -1,4 +1,4 @@
-"""Reasons why the devices of one node do not fit, for the node and for each device; pure."""
+"""Why the devices of one node do not fit; pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,7 +61,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuCoresReserved": "node(s) had GPUs whose cores are all reserved",
     "GpuInExclusiveUse": "node(s) had GPUs that other pods use exclusively",
 }
-"""By code, in the order of the checks: devices that the pod could never use are excluded first."""
+"""By code, in the order of the checks: devices that the pod could never use come first."""
 _STEPS = {code: step for step, code in enumerate(NODE_TEXTS)}
 
 SCOPES: Mapping[TopologyScope, str] = {
@@ -78,10 +78,6 @@ DeviceRefusals = Mapping[MirroredDevice, Denial]
 def explain_no_devices(
     request: PodRequest, node: MirroredNode, refusals: DeviceRefusals | None = None
 ) -> NodeFilterFailure:
-    """Return the step of checking devices that leaves fewer than the pod needs.
-
-    `refusals` are those of the node's devices, if they are known.
-    """
     request = with_numa_scope(request, node)
     if not node.devices:
         return NodeFilterFailure("NoGpus", NODE_TEXTS["NoGpus"])
@@ -105,10 +101,6 @@ def explain_no_devices(
 
 
 def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, Denial]:
-    """Return why devices do not fit the first container that gets none.
-
-    The node's devices do not fit the pod.
-    """
     request = with_numa_scope(request, node)
     refusals = _exclusions(request, node)
     allowed = [device for device in node.devices if device not in refusals]
@@ -139,7 +131,6 @@ def _exclusion(request: PodRequest, node: MirroredNode, device: MirroredDevice) 
 def _refusals_together(
     request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
 ) -> dict[MirroredDevice, Denial]:
-    """Return why devices of one mode, on which the pod is to fit, do not fit."""
     unserved: tuple[GpuRequest, PodDeviceUses] | None = request.containers[0], {}
     if len(request.containers) > 1 and mode in allowed_modes(request):
         unserved = _first_unserved(request, devices, mode)
@@ -153,7 +144,6 @@ def _refusals_together(
 def _first_unserved(
     request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
 ) -> tuple[GpuRequest, PodDeviceUses] | None:
-    """Return the first container that gets no device, and what those before it use."""
     pod_uses: dict[MirroredDevice, PodDeviceUse] = {}
     for container in request.containers:
         chosen = CONTAINER_CHOOSERS[mode](container, request, devices, pod_uses)

@@ -1,1 +1,1 @@
-"""Nodes ranked by free capacity for each kind of request, kept up to date."""
+"""Nodes ranked by free capacity for each kind of request."""

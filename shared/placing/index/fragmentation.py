@@ -1,10 +1,8 @@
 """The cost of a placement: idle GPU that typical pods can use before it and not after; pure.
 
-The mix of pods is learned from those that arrived, the later ones counting more. What they can use
-of a node is the sum of two measures. For a random pod: the idle GPU of the devices that it could
-use, none if the node has too little cpu or memory for it. And for each kind: the GPU that its pods
-use once the node is filled with them. The first sees devices that are too small for most pods, the
-second also what lack of cpu and memory leaves idle.
+What they can use of a node is a sum: the idle GPU of devices that a random pod could use, and the
+GPU that each kind uses on the node filled with it. The first sees devices too small for most pods,
+the second what lack of cpu and memory wastes.
 """
 
 from array import array
@@ -31,17 +29,16 @@ HALF_LIFE = 8192
 GROWTH = 2 ** (1 / HALF_LIFE)
 RESCALE_ABOVE = 1e9
 MOST_KINDS = 1024
-"""More kinds are not kept: the rarest are dropped."""
 TYPICAL_PART = 0.95
 TYPICAL_KINDS = 64
-"""The typical kinds are the most frequent ones, up to so many and to that part of all pods."""
+"""Typical kinds are the most frequent, up to so many and to that part of all pods."""
 FIRST_REFRESH = 16
 REFRESH_EVERY = 512
-"""The typical kinds are chosen again when the number of pods has doubled, and after so many."""
+"""Typical kinds are chosen when the number of pods has doubled, and after so many."""
 
 
 class PodKind(NamedTuple):
-    """What pods of one kind request; of several containers the one with the most GPUs counts."""
+    """Of several containers the one with the most GPUs counts."""
 
     cpu: int
     """Thousandths."""
@@ -49,15 +46,15 @@ class PodKind(NamedTuple):
     """Bytes."""
     gpus: int
     memory_percent: int
-    """Of each device; 0: see `memory_mib`."""
+    """0 if `memory_mib` or `memory_units` counts."""
     memory_mib: int
     memory_units: int
-    """In units of the node; with all three 0, it is all of the memory."""
+    """Units of the node. All memory is meant if this, the MiB and the percentage are 0."""
     cores_percent: int
     selection: DeviceSelection
 
     def part_of(self, device: Device) -> int:
-        """Return which part of a device each share takes, in thousandths; 1000 or more: all."""
+        """1000 or more is all of the device."""
         cores = 10 * self.cores_percent
         if self.memory_percent:
             return max(10 * self.memory_percent, cores)
@@ -71,7 +68,7 @@ class TypicalKind(NamedTuple):
 
 
 class Workload:
-    """Decayed counts of the kinds of pods; `version` rises when the typical kinds change."""
+    """`version` rises when the typical kinds change."""
 
     def __init__(self) -> None:
         self.typical: tuple[TypicalKind, ...] = ()
@@ -138,18 +135,18 @@ def kind_of(request: PodRequest) -> PodKind:
 
 
 RANDOM_POD_PART = 0.5
-"""The weight of the first measure."""
+"""The weight of what a random pod can use."""
 SIZE_EXPONENT = 0.3
-"""In the second, a kind counts by its frequency, times its GPUs to this power."""
+"""A kind's weight on a filled node is its frequency times its GPUs to this power."""
 CPU_PERCENT = 90
-"""Of a node's idle cpu, so much is for pods with GPUs: others come that are not placed here."""
+"""The rest of a node's idle cpu is for pods without GPUs, which are not placed here."""
 WHOLE = 1000
 CACHED_VALUES = 1 << 16
 LANE_BYTES = 4
-"""Amounts of all kinds are lanes of one integer, so that those of devices are added in one step."""
+"""Amounts of all kinds are lanes of one integer, so that one addition sums them."""
 
 FreeParts = tuple[int, ...]
-"""The idle part of each device in thousandths, in ascending order."""
+"""Thousandths of each device that are idle, ascending."""
 
 
 class _PartRequest(NamedTuple):
@@ -158,7 +155,7 @@ class _PartRequest(NamedTuple):
     part: int
     weight: float
     fits: bool
-    """It fits an idle device, and the pods' selection does not exclude it."""
+    """It fits an idle device that the pods' selection does not exclude."""
 
     @classmethod
     def of(cls, typical: TypicalKind, device: Device) -> "_PartRequest":
@@ -172,18 +169,16 @@ class _PartRequest(NamedTuple):
 class _WeighedKind(NamedTuple):
     gpus: int
     cpu: int
-    """Twice the request; 1: none."""
+    """Twice the request; 1 if there is none."""
     memory: int
-    """Likewise."""
+    """As `cpu`."""
     filled: float
-    """The second measure for each pod."""
+    """Weight for each pod on a filled node."""
     at_random: float
-    """The first measure for each thousandth of a device that is idle."""
+    """Weight for each idle thousandth of a device."""
 
 
 class UsableGpu:
-    """The valuation of nodes with devices of one model, by the typical kinds of pods."""
-
     def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
         requests = [_PartRequest.of(kind, device) for kind in typical]
         total = sum(map(attrgetter("weight"), requests)) or 1.0
@@ -205,7 +200,6 @@ class UsableGpu:
         self._values: dict[tuple[int, int, FreeParts], float] = {}
 
     def value(self, cpu: int, memory: int, free: FreeParts) -> float:
-        """Return the thousandths of a GPU that typical pods can use, by a node's free amounts."""
         key = (cpu, memory, free)
         value = self._values.get(key)
         if value is None:
@@ -237,10 +231,10 @@ class UsableGpu:
         return value
 
     def _shares_on(self, free: int) -> tuple[int, int]:
-        """Return what a device with an idle part adds for each kind, in lanes of an integer.
+        """Return what a device adds for each kind, in lanes of an integer.
 
-        The shares of kinds with one GPU that it holds, or 1 if it holds one of several; and its
-        idle part if it holds one.
+        These are the shares it holds (1 for kinds with several GPUs), and its idle part if it holds
+        one.
         """
         counts = [
             0 if part > free else free // max(part, 1) if kind.gpus == 1 else 1
@@ -260,8 +254,6 @@ def _packed(amounts: Sequence[int]) -> int:
 
 
 class NodeValue:
-    """A node's free amounts, and what typical pods can use of them."""
-
     __slots__ = ("cpu", "free", "memory", "parts", "usable", "value")
 
     def __init__(self, node: MirroredNode, usable: UsableGpu) -> None:
@@ -274,18 +266,17 @@ class NodeValue:
 
 
 GPU_IDLE_PART = 1 / 8
-"""Of its power limit, so much is drawn by a GPU without leases."""
 PACKAGE_CPU = 32_000
 PACKAGE_WATTS = 105
-"""A CPU package of so many thousandths of a CPU draws so many watts more once one is requested."""
+"""A CPU package of so many thousandths draws so many watts more once one is requested."""
 WATT_COST = 2.0
 """The thousandths of a usable GPU that weigh as much as a watt."""
 
 
 def added_watts(request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
-    """Return how many watts more a node draws with the pod on it.
+    """Return the watts that the pod adds to a node.
 
-    As in "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024): a GPU draws
+    As in "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024), a GPU draws
     all of its power with any lease, and a CPU package with any request.
     """
     idle = {device for _, device, _, _ in picks if free_part(device) == WHOLE}
@@ -296,8 +287,6 @@ def added_watts(request: PodRequest, node: MirroredNode, picks: Sequence[DeviceP
 
 
 class Fragmentation:
-    """Compares placements by the learned workload. Values of nodes are kept until they change."""
-
     def __init__(self, mirror: ClusterMirror) -> None:
         self.workload = Workload()
         self._version = 0
@@ -308,8 +297,7 @@ class Fragmentation:
     def cost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
         """Return the thousandths of a GPU that typical pods can use before and not after.
 
-        What the pod itself uses counts, too: it is the same on all nodes. For a pod with the policy
-        power, the watts that are added count, too.
+        For the policy power, added watts count, too.
         """
         if request.node_order is not NodeOrder.POWER:
             return self._lost(request, node, picks)
@@ -359,7 +347,6 @@ class Fragmentation:
 
 
 def free_part(device: MirroredDevice) -> int:
-    """Return the thousandths of a device that another share could get."""
     if device.in_mig_mode:
         return WHOLE * device.free_instance_mib // max(device.total_mib, 1)
     if device.free_slot_cores <= 0:

@@ -1,4 +1,4 @@
-"""Checks of nodes against the requirements of pods, cached; pure."""
+"""Cached checks of nodes against the requirements of pods; pure."""
 
 from shared.model.requests.request import NodeRequirements
 from shared.placing.index.threshold_column import store
@@ -11,7 +11,7 @@ ACCEPTED: tuple[NodeFilterFailure | None, int] = (None, 0)
 
 
 class NodeEligibility:
-    """Caches checks of nodes: pods of one template have equal requirements; facts seldom change."""
+    """Pods of one template have equal requirements, and facts seldom change."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
@@ -21,7 +21,6 @@ class NodeEligibility:
         self._changes = ChangeReader(mirror.inventory_changes)
 
     def has_preferences(self, requirements: NodeRequirements) -> bool:
-        """Return whether some of the nodes that meet the requirements are preferred to others."""
         return bool(
             requirements.preferred or requirements.scores or self.mirror.soft_taint_nodes > 0
         )

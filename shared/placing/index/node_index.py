@@ -1,4 +1,4 @@
-"""The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
+"""Nodes for each kind of request, sorted by how well they fit; pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -43,7 +43,7 @@ class PlannedKind:
 
 @lru_cache(CACHED_KINDS)
 def _one_object(kind: RequestKind) -> RequestKind:
-    """Return one object for equal kinds, which dictionaries find without comparing fields."""
+    """Dictionaries find the same object without comparing its fields."""
     return kind
 
 
@@ -64,14 +64,11 @@ class RequestPlan:
 
 
 CACHED_PODS = 1024
-"""Namespaces and labels of pods whose domains are cached until a domain changes."""
 
 _Key = tuple[Namespace, tuple[tuple[str, str], ...]]
 
 
 class AntiAffinityIndex:
-    """Counts nodes by domain, and looks up those that repel a pod. Pods are never scanned."""
-
     def __init__(self, mirror: ClusterMirror) -> None:
         self._mirror = mirror
         self._changes = ChangeReader(mirror.inventory_changes)
@@ -96,7 +93,6 @@ class AntiAffinityIndex:
         return with_repelled(request, repelled)
 
     def add_tentative(self, pod: PodUid, terms: Iterable[AntiAffinityTerm], node: NodeName) -> None:
-        """Count required anti-affinity of a pod whose place the mirror counts as used."""
         mirrored = self._mirror.nodes.get(node)
         if mirrored is None:
             return
@@ -133,15 +129,10 @@ class AntiAffinityIndex:
 
 
 EXACT_CORES_USES = 256
-"""After cores decided once, the next so many requests of the kind use ranks that count cores."""
+"""So many requests count cores after cores decided once."""
 
 
 class NodeIndex:
-    """Ranked nodes by kind of request, and the sets of nodes that fit requests exactly.
-
-    Where there are too many kinds, the oldest is dropped.
-    """
-
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
         self.eligibility = NodeEligibility(mirror)
@@ -168,7 +159,6 @@ class NodeIndex:
         self._exact_uses_left: dict[RequestKind, int] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
-        """Return a pod's request with where other pods let it run now."""
         return self.pod_counts.restricted(self.repelled_pods.restricted(event, request))
 
     def plan(self, request: PodRequest) -> RequestPlan:
@@ -177,9 +167,9 @@ class NodeIndex:
         return plan or store(self._plans, key, RequestPlan(request), CACHED_PLANS)
 
     def likely_nodes(self, planned: PlannedKind) -> RankedNodes:
-        """Return nodes that probably fit: cores are left out unless they have decided lately.
+        """Return nodes that probably fit: cores are left out, unless they decided lately.
 
-        So the number of kinds does not grow with the number of different percentages.
+        So the number of kinds does not grow with the number of percentages.
         """
         if planned.likely is not planned.kind:
             uses_left = self._exact_uses_left.get(planned.kind, 0)
@@ -189,12 +179,10 @@ class NodeIndex:
         return self.ranked_nodes(planned.likely)
 
     def exact_nodes(self, kind: RequestKind) -> RankedNodes:
-        """Return nodes ranked with cores counted, and count cores for the next requests too."""
         store(self._exact_uses_left, kind, EXACT_CORES_USES, CACHED_KINDS)
         return self.ranked_nodes(kind)
 
     def ranked_nodes(self, kind: RequestKind) -> RankedNodes:
-        """Return the ranked nodes of exactly this kind, up to date."""
         ranked_nodes = self._ranked_nodes.get(kind)
         if ranked_nodes is None:
             ranked_nodes = RankedNodes(self.mirror, ranking_for(kind))
@@ -205,8 +193,7 @@ class NodeIndex:
     def fitting_nodes(self, request: PodRequest) -> NodeSet | NoFit:
         """Return all nodes that fit a request, or the decision that none does.
 
-        If an equal request was refused and explained in the mirror's present state, nothing is
-        decided anew.
+        Nothing is decided anew for a request that is explained at the mirror's position.
         """
         key = placement_key(request)
         position = self.mirror.changes.end
@@ -217,7 +204,7 @@ class NodeIndex:
         return fitting or NoFit(key, position, excluded, last)
 
     def without_claims(self, node: MirroredNode, until: float) -> MirroredNode:
-        """Return a copy of a node as it is without the claims for starts at `until` or later."""
+        """Leave out claims for starts at `until` or later, on a copy."""
         claimed = tuple([d.index for d in node.devices if d.ledger_use.claimed_until >= until])
         key = node, node.changes, claimed
         copy = self.unclaimed_copies.get(key)
@@ -225,7 +212,7 @@ class NodeIndex:
 
 
 def placement_key(request: PodRequest) -> Hashable:
-    """Return a key that is equal for requests that fit the same places."""
+    """Requests that fit the same places have equal keys."""
     return (
         device_key(request),
         request.triggers,

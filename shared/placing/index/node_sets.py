@@ -1,12 +1,8 @@
-"""The nodes that fit a request, and why the others do not, without a look at each node; pure.
-
-It answers what `device_refusal` defines for all nodes at once, since a look at each takes too long.
+"""Which nodes fit a request, and why others do not, for all nodes at once; pure.
 
 A request passes stages: requirements on the node, served resources, ordinary resources, devices.
-Each stage is a set of nodes that is kept up to date for all requests that share it, so the cost
-does not depend on the number of different requests. A node is counted at the first stage that
-excludes it. Of the stages of devices, one excludes a node if it leaves fewer devices than the pod
-needs.
+Each is a set of nodes that requests share. A node counts at the first stage that excludes it; one
+of devices excludes it if it leaves fewer devices than needed. `device_refusal` defines the result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +46,6 @@ Amount = Callable[[MirroredNode], int]
 
 
 def is_plain(node: MirroredNode) -> int:
-    """Return 1 if free memory, cores and slots decide about the node's devices, else 0."""
     return int(
         not (
             node.has_divided
@@ -80,10 +75,7 @@ def count_of_devices(*, slotted: bool) -> Amount:
 def units_free_at_once(
     gpus: int, slotted: bool, cores: int, unclaimed: bool, spare: bool
 ) -> Amount:
-    """Return the units that `gpus` devices have free at once, of those with a slot and cores.
-
-    `spare`: shares have not reserved all of their cores.
-    """
+    """`spare` requires that shares have not reserved all cores."""
     most_cores = 100 - cores
 
     def units_of(node: MirroredNode) -> int:
@@ -164,7 +156,6 @@ class NodeClasses(Generic[Class]):
         self._known |= unknown
 
     def among(self, nodes: NodeSet, classes: Iterable[Class]) -> NodeSet:
-        """Return those of the nodes that are of one of these classes."""
         self._catch_up()
         unknown = nodes & ~self._known
         if unknown:
@@ -197,7 +188,7 @@ CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
 CORES_STEP = 10
 _SOME_ALLOWED = NodeFilterFailure("", "")
-"""The pod's selection excludes some of a node's devices."""
+"""The pod's selection excludes some of a node's devices, not all."""
 
 Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
@@ -206,8 +197,6 @@ _Cached = TypeVar("_Cached")
 
 
 class NodeSets:
-    """Sets of nodes by what requests need of them; those used least recently are dropped."""
-
     def __init__(self, mirror: ClusterMirror, eligibility: NodeEligibility) -> None:
         self.mirror = mirror
         self.eligibility = eligibility
@@ -243,7 +232,7 @@ class NodeSets:
         return left, excluded
 
     def by_labels(self, keys: tuple[str, ...]) -> NodeClasses[LabelValues | None]:
-        """Return nodes by their values of these labels; the class of others is None."""
+        """Nodes that lack one of the labels are of class None."""
 
         def values_of(node: MirroredNode) -> LabelValues | None:
             labels = node.facts.labels
@@ -259,7 +248,6 @@ class NodeSets:
         )
 
     def by_preference(self, requirements: NodeRequirements, nodes: NodeSet) -> Iterator[NodeSet]:
-        """Yield the nodes that the pod prefers most, then those that it prefers next."""
         if not self.eligibility.has_preferences(requirements):
             yield nodes
             return
@@ -304,7 +292,7 @@ class NodeSets:
     def random_nodes(
         self, nodes: NodeSet, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
-        """Yield random nodes of a set, some of them perhaps twice."""
+        """Yield random nodes of a set, some perhaps twice."""
         digits = bin(nodes)[:1:-1]
         members = self.positions.nodes
         for _ in range(count):
@@ -324,7 +312,7 @@ class NodeSets:
     def kinds_of_hardware(
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
     ) -> Sequence[tuple[MirroredNode, NodeSet]]:
-        """Divide nodes with enough to allocate by hardware; return an example of each kind, too."""
+        """Divide nodes by hardware; return an example of each kind, too."""
         nodes = self.positions.all
         changes = self.mirror.inventory_changes
         for name, amount in resources.items():
@@ -383,7 +371,6 @@ class NodeSets:
         return left
 
     def _in_domains(self, domains: NodeDomains, nodes: NodeSet) -> NodeSet:
-        """Return those of the nodes that a rule of the pod admits."""
         by_label = self.by_labels((domains.key,))
         if domains.values is None:
             return nodes ^ by_label.among(nodes, (None,))
@@ -393,9 +380,9 @@ class NodeSets:
     def _split_by_devices(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes whose devices fit, and others that `_split_by_device_stages` explains.
+        """Return the nodes that fit, and those that `_split_by_device_stages` explains.
 
-        Nodes that no column describes are checked singly.
+        Nodes that no column describes are checked one by one.
         """
         fitting: NodeSet = 0
         unexplained: NodeSet = 0
@@ -423,7 +410,7 @@ class NodeSets:
     def _split_by_selection(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes of which the pod allows all devices, and those of which it does some."""
+        """Return nodes of which all devices are allowed, and those of which some are."""
         selection = request.selection
         if not is_selective(selection):
             return left, 0
@@ -445,10 +432,7 @@ class NodeSets:
     def _split_by_device_stages(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> None:
-        """Divide nodes that do not fit by the stage that leaves fewer devices than needed.
-
-        Nodes that pass a stage pass those before it. So most need no look at the first four stages.
-        """
+        """Nodes that pass a stage pass those before it, so most skip the first four."""
         if not left:
             return
         [container] = request.containers
@@ -482,7 +466,6 @@ class NodeSets:
     def _split_by_number_of_devices(
         self, gpus: int, slotted: bool, left: NodeSet, excluded: Excluded
     ) -> None:
-        """Divide nodes without enough free memory by the last of these stages that they pass."""
         code = "InsufficientGpuMemory"
         stages: Iterable[tuple[Hashable, Amount, int, str]] = (
             (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
@@ -501,7 +484,6 @@ class NodeSets:
     def _column(
         self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
     ) -> ThresholdColumn:
-        """Return a column that follows the nodes' changes: all of them, or those given."""
         column = self._columns.pop(key, None)
         if column is None:
             column = ThresholdColumn(self.positions, amount_of, changes or self.mirror.changes)
@@ -540,10 +522,9 @@ def _with_devices(
     units: int,
     column: Callable[[int, int], ThresholdColumn],
 ) -> NodeSet:
-    """Return those of the nodes with the units free on so many devices that have the cores.
+    """Look for one device with cores rounded down first.
 
-    One device with cores rounded down is looked for first: if no node has it, as for most pods that
-    fit nowhere, requests with other numbers of devices and other cores share that answer.
+    If no node has it, as for most pods that fit nowhere, other requests share that answer.
     """
     rounded = cores - cores % CORES_STEP or min(cores, 1)
     for least in dict.fromkeys(((1, rounded), (gpus, cores))):

@@ -1,4 +1,4 @@
-"""Selected pods by domain, kept incrementally, and where rules about them let a pod run; pure."""
+"""Pods selected by rules, counted by domain; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -22,14 +22,11 @@ from shared.placing.node_filters import check_node_selector, has_untolerated_tai
 
 CACHED_COUNTS = 256
 HIGHEST_SCORE = 100
-"""Of one kind of preference on a node, as in kube-scheduler."""
 
 Includes = Callable[[NodeFacts], bool]
 
 
 class DomainCounts:
-    """How many selected pods each value of a label has, on the nodes that count."""
-
     def __init__(
         self, mirror: ClusterMirror, counted_as: str, key: str, includes: Includes | None = None
     ) -> None:
@@ -78,17 +75,13 @@ class DomainCounts:
 
 
 class PodCounts:
-    """Turns rules about other pods into the domains where a pod may run now.
-
-    Pods are counted from their reservation on; those that this placer has chosen places for, too.
-    """
+    """Pods count from their reservation on, and from this placer's choice on."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self._mirror = mirror
         self._counts: dict[Hashable, DomainCounts] = {}
 
     def restricted(self, request: PodRequest) -> PodRequest:
-        """Return the request with the domains and scores that its rules lead to."""
         rules = request.pod_rules
         if rules is None:
             return request
@@ -106,7 +99,6 @@ class PodCounts:
         return structs.replace(request, node_requirements=decided)
 
     def changed_at(self, counted: Collection[str]) -> int:
-        """Return where the mirror's changes ended when one of these counts last changed."""
         last = 0
         for counts in self._counts.values():
             if counts.counted_as in counted:
@@ -115,7 +107,6 @@ class PodCounts:
         return last
 
     def pods_by_value(self, counted_as: str, key: str) -> dict[str, int]:
-        """Return how many selected pods run in each domain of a label."""
         return self._count((counted_as, key), counted_as, key).pods
 
     def _count(
@@ -176,7 +167,6 @@ class PodCounts:
     def _spread_counts(
         self, rule: SpreadRule, keys: frozenset[str], requirements: NodeRequirements
     ) -> DomainCounts:
-        """Count on the nodes that have all of these labels, and that the rule's policies admit."""
         of_affinity = (requirements.selector, requirements.required) if rule.honors_affinity else ()
         tolerations = requirements.tolerations
 
@@ -197,7 +187,7 @@ class PodCounts:
         return self._count(cache_key, rule.counted_as, rule.key, includes)
 
     def _preferences(self, rules: Iterable[PreferenceRule]) -> Iterable[DomainScores]:
-        """Add weights, once for each selected pod; scale them so that they differ by 100 at most.
+        """Add weights, once for each selected pod, and scale them to a range of 100.
 
         A domain without an entry has 0.
         """
@@ -219,7 +209,7 @@ class PodCounts:
     def _spread_scores(
         self, rules: PodRules, requirements: NodeRequirements
     ) -> Iterable[DomainScores]:
-        """Score domains of constraints that are preferences: the fewer pods, the higher."""
+        """Domains with fewer pods score higher."""
         preferred = [rule for rule in rules.spread if not rule.required]
         keys = frozenset(rule.key for rule in preferred)
         for rule in preferred:

@@ -1,11 +1,9 @@
-"""Nodes sorted by rank, kept sorted by following the mirror's changes; pure.
+"""Nodes sorted by rank, following the mirror's changes; pure.
 
-Ranked nodes cost nothing until they are read; a read applies the changes since, each node once.
-
-A node's *headroom* for n shares is the most that each of them can get at once: the n-th largest of
-its devices' free memory. A *rank* packs the headroom with how full the node is. The order of ranks
-is the order of preference: for BINPACK the smallest headroom first and then the fullest node; for
-SPREAD the emptiest node first and then the largest headroom.
+A node's *headroom* for n shares is the most that each can get at once: the n-th largest of its
+devices' free memory. A *rank* packs the headroom with how full the node is. Lower ranks are
+preferred: BINPACK wants the smallest headroom, then the fullest node; SPREAD the emptiest node,
+then the largest headroom.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -37,22 +35,23 @@ WHOLE = "whole"
 REPLICAS = "replicas"
 NONE = "none"
 FREEST = "freest"
-"""The unit of the headroom: that of the request. WHOLE: 1 if all units are free, else 0; REPLICAS:
-how many are free. Where no device is requested, NONE: the number of devices; FREEST: the units that
-the freest one has free."""
+"""Units of the headroom. WHOLE is 1 if all units are free, else 0. REPLICAS counts free replicas.
+Without a requested device, NONE counts devices, and FREEST the units that the freest device has
+free.
+"""
 
 
 class RequestKind(NamedTuple):
-    """The properties of requests that share ranked nodes; a filter that is never too strict."""
+    """What requests that share ranked nodes have in common; a filter that is never too strict."""
 
     measure: str
     gpus: int
     cores: int
-    """Percent of a device's cores that must be free: see `required_free_cores`."""
+    """As `required_free_cores`."""
     idle: bool
     slotted: bool
     packs: bool
-    """Not SPREAD."""
+    """False for SPREAD."""
     instances: bool = False
     """The headroom is the largest free instance of devices in MIG mode; else of other devices."""
 
@@ -60,11 +59,7 @@ class RequestKind(NamedTuple):
 def request_kind(
     request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE
 ) -> tuple[RequestKind, int]:
-    """Return the kind of a request, for devices of one mode, and the headroom that it needs.
-
-    Of several containers the most demanding one stands for all; the exact choice of devices
-    decides whether the others fit beside it.
-    """
+    """The most demanding container stands for all; the exact choice decides about the others."""
     packs = request.node_order is not NodeOrder.SPREAD
     containers = request.containers
     if not containers:
@@ -109,7 +104,7 @@ def _need(container: GpuRequest) -> tuple[str, int]:
 
 
 def fullness(node: MirroredNode) -> int:
-    """Return how full a node is, 0 (idle) to 63, by its devices or else by its cpu."""
+    """Return 0 (idle) to 63, by the devices or else by cpu."""
     if node.devices:
         if not node.shares or not node.total_mib:
             return 0
@@ -128,20 +123,18 @@ def _free_mib(device: MirroredDevice) -> int:
 
 
 def _free_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage whose share, rounded down to units, is free."""
+    """Shares are rounded down to units."""
     units = device.total_mib // device.unit_mib
     free = device.free_units
     return 100 if free >= units else (100 * (free + 1) - 1) // units
 
 
 def _instance_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage of the device's memory for which an instance is free."""
     units = device.total_mib // device.unit_mib
     return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
 
 
 def _free_of(kind: RequestKind) -> Amount:
-    """Return the function that returns what a device has free, in the measure of a kind."""
     amounts: Mapping[tuple[str, bool], Amount] = {
         (UNITS, False): lambda device: device.free_units,
         (MIBS, False): _free_mib,
@@ -178,7 +171,7 @@ class Ranking:
         return fullness(node) << HEADROOM_BITS | MAX_HEADROOM - free
 
     def headroom(self, node: MirroredNode) -> int:
-        """Return the headroom of a node; -1: it has too few devices."""
+        """Return -1 if the node has too few devices."""
         if not self.common:
             return self._other_headroom(node)
         cores = self.cores
@@ -226,7 +219,6 @@ def ranking_for(kind: RequestKind) -> Ranking:
 
 
 def has_headroom(rank: Rank, need: int, *, packs: bool) -> bool:
-    """Return whether a rank stands for a headroom of `need` or more."""
     if packs:
         return rank >> FULLNESS_BITS >= need
     return MAX_HEADROOM - (rank & MAX_HEADROOM) >= need
@@ -238,14 +230,13 @@ def next_rank_with_headroom(rank: Rank, need: int, *, packs: bool) -> Rank:
 
 
 TIE_NODES: Final = 64
-"""The first choice is random among at most so many nodes, and at most one in `TIE_SHARE` of all."""
+"""The first choice is random among so many nodes, and at most one in `TIE_SHARE` of all."""
 TIE_SHARE: Final = 16
 BEST_GROUPS: Final = 8
 UNCONTESTED_NODES: Final = 4
 RECENT_CHANGES: Final = 64
-"""Others have just used a node if they changed it within so many changes of the ledger."""
+"""Changes of the ledger for which a node counts as just used."""
 SEARCHED_NODES: Final = 256
-"""Nodes, best first, among which those that others have not just used are searched."""
 CANDIDATES: Final = 3
 LAST_RANK: Rank = 1 << 62
 
@@ -261,7 +252,6 @@ class BestNodes:
         self.total = 0
 
     def node(self, position: int) -> MirroredNode:
-        """Return the node at a position from 0 to `total` - 1."""
         ends = self.ends
         at = bisect_right(ends, position)
         return self.groups[at][position - ends[at]]
@@ -278,8 +268,6 @@ class NodePlace:
 
 
 class RankedNodes:
-    """Nodes grouped by rank; the ranks in order."""
-
     def __init__(self, mirror: ClusterMirror, ranking: Ranking) -> None:
         self.mirror = mirror
         self.ranking = ranking
@@ -356,9 +344,9 @@ class RankedNodes:
     def best_nodes(
         self, need: int, accepts: Callable[[MirroredNode], bool] | None = None
     ) -> BestNodes:
-        """Return the best nodes with a headroom of `need` or more: at least one, if any exists.
+        """Return at least one node with the headroom, if any exists.
 
-        With `accepts`, the best of the nodes that it accepts, of each rank up to `TIE_NODES`.
+        With `accepts`, up to `TIE_NODES` of each rank count.
         """
         groups = self.groups
         if accepts is not None:
@@ -371,7 +359,6 @@ class RankedNodes:
         return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
 
     def random_best(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
-        """Return a random node of those that tie for the first choice, or None if none fits."""
         ranks = self.ranks
         packs = self.packs
         at = self._start(need)
@@ -399,7 +386,6 @@ class RankedNodes:
         accepts: Callable[[MirroredNode], bool],
         groups: dict[Rank, list[MirroredNode]],
     ) -> Iterator[Rank]:
-        """Yield the ranks of nodes that are accepted, best first, and add these to the groups."""
         for rank in self.ranks_with_headroom(need):
             nodes = list(islice(filter(accepts, self.groups[rank]), TIE_NODES))
             if nodes:
@@ -415,10 +401,9 @@ class RankedNodes:
         return self._best(nsmallest(BEST_GROUPS, groups), groups)
 
     def _best(self, ranks: Iterable[Rank], groups: Mapping[Rank, list[MirroredNode]]) -> BestNodes:
-        """Return groups in order of rank, and how many of their nodes tie.
+        """Return groups in order of rank, and how many nodes tie.
 
-        BINPACK never starts to use an idle node while a used one fits; SPREAD stays within one
-        level of fullness.
+        BINPACK uses no idle node while a used one fits; SPREAD stays within a level of fullness.
         """
         best = BestNodes()
         packs = self.packs
@@ -446,7 +431,7 @@ class RankedNodes:
         return best
 
     def rank_of(self, node: MirroredNode) -> Rank:
-        """Return the rank of a node; one without a rank comes after all others."""
+        """A node without a rank comes last."""
         rank = self._rank(node)
         return LAST_RANK if rank == NO_RANK else rank
 
@@ -459,11 +444,10 @@ class RankedNodes:
             yield from self.groups[rank]
 
     def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> Iterator[MirroredNode]:
-        """Yield the best nodes with a headroom of `need` or more that others have not just used.
+        """Yield the best nodes for BINPACK that others have not just used.
 
-        Only for BINPACK. First up to `UNCONTESTED_NODES` used ones in random order, and only then
-        as many idle ones; the same ones until the ledger changes or no used one has the headroom,
-        so that the batches of different placers use different nodes.
+        First come used ones in random order, then as many idle ones. They stay the same until the
+        ledger changes, so that batches of different placers use different nodes.
         """
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes
@@ -479,7 +463,7 @@ class RankedNodes:
     def _find_uncontested(
         self, need: int, rng: Callable[[], float]
     ) -> tuple[list[MirroredNode], list[MirroredNode]]:
-        """Return used nodes, best first, and if those are fewer than wanted, idle ones."""
+        """Return used nodes, best first, and idle ones if those are too few."""
         used: list[MirroredNode] = []
         idle: list[MirroredNode] = []
         since = self.mirror.applied_changes - RECENT_CHANGES
@@ -501,7 +485,6 @@ class RankedNodes:
     def random_nodes(
         self, need: int, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
-        """Yield nodes of random ranks with a headroom of `need` or more, some perhaps twice."""
         start = self._start(need)
         ranks = self.ranks
         groups = self.groups
@@ -517,8 +500,5 @@ class RankedNodes:
 
 
 def _level(rank: Rank, *, packs: bool) -> int:
-    """Return what nodes that tie share: BINPACK: 1 if they are idle, else 0; SPREAD: the fullness.
-
-    So BINPACK never starts to use an idle node while a used one fits.
-    """
+    """For BINPACK 1 if idle, else 0; for SPREAD the fullness."""
     return rank & MAX_FULLNESS == MAX_FULLNESS if packs else rank >> HEADROOM_BITS

@@ -1,7 +1,6 @@
-"""One amount of every node, and for each requested amount the nodes that have as much; pure.
+"""The nodes that have a requested amount; pure.
 
-Sets of nodes are integers with one bit per node, so that sets of thousands of nodes are combined in
-microseconds. A changed node costs as much as the requested amounts between its old and its new one.
+Sets of nodes are integers with one bit per node: thousands are combined in microseconds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,22 +13,21 @@ from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 256
 RARE = 8
-"""Where fewer than one in so many nodes are to be compared, those alone are."""
+"""Above one in so many nodes, all are compared."""
 SPARSE = 16
-"""Where fewer than one in so many nodes are in a set, each is searched for."""
+"""Above one in so many nodes, a set is not searched bit by bit."""
 FIRST_POSITIONS = (1 << 256) - 1
-"""Where these are enough, a set is not searched further."""
 ABSENT = -(1 << 62)
 
 NodeSet = int
-"""A bit for each node, at its position."""
+"""A bit for each node."""
 
 _AS_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 _AS_DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 
 class NodePositions:
-    """The position of each node in the sets; a removed node's position is used again."""
+    """The position of a removed node is used again."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
@@ -66,10 +64,7 @@ class NodePositions:
 
 
 class ThresholdColumn:
-    """An amount of each node, and the nodes with at least each amount that was requested.
-
-    Sets may contain positions that no node has any more.
-    """
+    """Sets may contain positions that no node has any more."""
 
     def __init__(
         self,
@@ -77,7 +72,6 @@ class ThresholdColumn:
         amount_of: Callable[[MirroredNode], int],
         changes: ChangeLog,
     ) -> None:
-        """`changes`: those that may change the amount."""
         self.amount_of = amount_of
         self._positions = positions
         self._changes = ChangeReader(changes)
@@ -97,7 +91,7 @@ class ThresholdColumn:
         return above if above == below else self._derive(threshold, below, above)
 
     def _derive(self, threshold: int, below: NodeSet, above: NodeSet) -> NodeSet:
-        """Return and store the set between those of the next lower and higher threshold."""
+        """`below` and `above` are the sets of the next lower and higher threshold."""
         met, amounts = self._compare(below ^ above, threshold)
         met_nodes = above | met
         # Stored for the end of all thresholds that have the same set as a known one.
@@ -167,7 +161,7 @@ Value = TypeVar("Value")
 
 
 def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
-    """Add a value to a cache, which drops its oldest one beyond the limit, and return it."""
+    """Return the value; the oldest is dropped beyond the limit."""
     if len(cache) >= limit:
         del cache[next(iter(cache))]
     cache[key] = value

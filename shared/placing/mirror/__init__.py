@@ -1,1 +1,1 @@
-"""A service's copy of nodes and devices, with what is used of them."""
+"""A service's copy of nodes and devices."""

@@ -1,9 +1,7 @@
-"""The placer's mirror of the cluster: nodes, devices and what is used of them; pure.
+"""The placer's mirror of nodes, devices and what is used of them; pure.
 
-The ledger's totals are absolute, so a repeated change does no harm. On top of them the mirror
-counts tentative reservations: choices of this placer that the totals may not contain yet. Once a
-device reaches the fence of a lease, its totals contain the lease, and the tentative reservation is
-dropped.
+The ledger's totals are absolute, so repeated changes do no harm. On top, choices of this placer
+count tentatively until a device's totals reach the fence of the lease.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +15,10 @@ from shared.model.requests.placement import Placement
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 
 CHANGE_LOG_LENGTH: Final = 1 << 16
-"""Number of changes in the log; an index that is further behind is rebuilt."""
+"""An index that is further behind is rebuilt."""
 
 
 class ChangeLog:
-    """Changed nodes in order; each reader remembers its own position."""
-
     def __init__(self) -> None:
         self._nodes: list[MirroredNode] = []
         self._trimmed = 0
@@ -45,14 +41,12 @@ class ChangeLog:
 
 
 class ChangeReader:
-    """Reads the changes of a log, each once."""
-
     def __init__(self, log: ChangeLog) -> None:
         self._log = log
         self._position = -1
 
     def read(self) -> Sequence[MirroredNode] | None:
-        """Return the changes since the last call, or None if any node may have changed."""
+        """Return None if any node may have changed."""
         position = self._position
         end = self._log.end
         if position == end:
@@ -62,8 +56,6 @@ class ChangeReader:
 
 
 class ClusterMirror:
-    """All nodes by name, and logs of which of them changed, for the indexes to follow."""
-
     def __init__(self) -> None:
         self.nodes: dict[NodeName, MirroredNode] = {}
         self.changes = ChangeLog()
@@ -85,7 +77,7 @@ class ClusterMirror:
         self._reservations: dict[PodUid, TentativeReservation] = {}
 
     def reset(self, nodes: Iterable[LedgerNode]) -> None:
-        """Drop everything, tentative reservations too, and start from a snapshot."""
+        """Tentative reservations are dropped, too."""
         for pod in list(self._reservations):
             self.drop(pod)
         snapshot = list(nodes)
@@ -97,7 +89,7 @@ class ClusterMirror:
             self.put_node(node)
 
     def apply(self, changes: Iterable[LedgerChange]) -> None:
-        """Apply changes of the ledger, in their order; of repeated totals only the last ones."""
+        """Of repeated totals, only the last are applied."""
         devices: dict[DeviceUuid, DeviceUse] = {}
         used: dict[NodeName, NodeUse] = {}
         for change in changes:
@@ -125,7 +117,7 @@ class ClusterMirror:
             self.update_node_use(name, node_use.used, node_use.version)
 
     def largest_device(self) -> tuple[int, int]:
-        """Return the most MiB, and the most of its node's units, that any one device has."""
+        """Return the largest size in MiB and in units."""
         if self._largest_as_of != self.inventory_changes.end:
             devices = self._devices.values()
             mib = max((device.total_mib for device in devices), default=0)
@@ -173,7 +165,7 @@ class ClusterMirror:
         self.inventory_changes.add(node)
 
     def update_device_use(self, uuid: DeviceUuid, use: DeviceUse) -> None:
-        """Apply a device's totals; an unknown device comes with its node later.
+        """An unknown device comes with its node later.
 
         Totals that only confirm a tentative reservation change nothing that indexes see.
         """
@@ -189,7 +181,7 @@ class ClusterMirror:
             self.changes.add(device.node)
 
     def update_node_use(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
-        """Apply the use of a node's resources; an older version is ignored."""
+        """Ignore an older version."""
         node = self.nodes.get(name)
         if node is not None and version >= node.version:
             node.used_resources = used
@@ -204,7 +196,6 @@ class ClusterMirror:
         resources: dict[str, int],
         groups: tuple[str, ...] = (),
     ) -> None:
-        """Count a choice as used until the ledger has replied."""
         node = self.nodes.get(placement.node)
         if pod in self._reservations:
             self.drop(pod)
@@ -217,7 +208,7 @@ class ClusterMirror:
             self.changes.add(node)
 
     def drop(self, pod: PodUid) -> None:
-        """Remove a tentative reservation: it was not granted, or the totals contain it already."""
+        """Remove a reservation that was not granted or that the totals contain."""
         reservation = self._reservations.pop(pod, None)
         if reservation is not None:
             reservation.remove()
@@ -228,7 +219,6 @@ class ClusterMirror:
         return pod in self._reservations
 
     def confirm(self, lease: Lease) -> None:
-        """Replace a tentative reservation by its lease, until the totals reach its fences."""
         reservation = self._reservations.get(lease.pod)
         node = self.nodes.get(lease.node)
         confirmed = (
@@ -256,7 +246,6 @@ class ClusterMirror:
             node.changed_by_others = self.applied_changes
 
     def drop_counted(self) -> None:
-        """Drop the tentative reservations that the totals contain by now."""
         counted = [
             pod for pod, reservation in self._reservations.items() if reservation.is_counted()
         ]

@@ -36,14 +36,12 @@ EXCLUSIVE: Final = SharingPolicy.EXCLUSIVE
 
 
 class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """Constraints of a use besides amounts; most uses have none."""
-
     exclusive: bool
     anti_affinity_groups: tuple[str, ...]
     layout: str
-    """MIG layout that it pins, or empty."""
+    """"" if it pins none."""
     positions: int
-    """Taken positions of that layout, as bits."""
+    """As bits."""
 
 
 class TentativeDeviceUse:
@@ -71,7 +69,6 @@ class TentativeDeviceUse:
 def tentative_uses(
     shares: Sequence[Share], groups: tuple[str, ...]
 ) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
-    """Return what the shares of a pod with these anti-affinity groups take, device by device."""
     if len(shares) == 1 or len({share.device for share in shares}) == len(shares):
         return [(share.device, _use_of_share(share, groups)) for share in shares]
     return _summed_uses(shares, groups)
@@ -123,12 +120,10 @@ def _summed_uses(
 
 
 NEVER = -(1 << 62)
-"""Long before the first change of the ledger."""
+"""Before the first change of the ledger."""
 
 
 class MirroredDevice:
-    """One device: the ledger's totals, tentative uses on top, and the sum of both."""
-
     __slots__ = (
         "accepts_shares",
         "anti_affinity_groups",
@@ -202,10 +197,7 @@ class MirroredDevice:
         self.add_use(0, 0, 0)
 
     def update_ledger_use(self, use: DeviceUse) -> bool:
-        """Apply the ledger's totals, and what is held beyond them; ignore an older fence.
-
-        Returns whether the sum changed.
-        """
+        """Ignore an older fence; return whether the sum changed."""
         if use.fence < self.ledger_use.fence:
             return False
         use = use.taken
@@ -242,7 +234,6 @@ class MirroredDevice:
         )
 
     def update_constraints(self) -> None:
-        """Recompute groups, exclusive use, the MIG layout and its taken positions."""
         ledger_use = self.ledger_use
         self.anti_affinity_groups = ledger_use.anti_affinity_groups
         self.exclusive = ledger_use.exclusive
@@ -279,7 +270,6 @@ class MirroredDevice:
             self.node.restrict_isolation()
 
     def _is_restricted(self) -> bool:
-        """Return whether shares without a demand are refused, or some of them."""
         device = self.device
         if device.isolation is not Isolation.SHARED:
             return True
@@ -287,7 +277,7 @@ class MirroredDevice:
         return device.offer.holding(NO_DEMAND, mode=mode, capped=True) is None
 
     def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
-        """Add to what is used; negative amounts are subtracted."""
+        """Negative amounts are subtracted."""
         node = self.node
         node.used_mib += memory_mib
         node.shares += shares
@@ -306,7 +296,7 @@ class MirroredDevice:
             self.free_replicas = self._count_free_replicas(self.replicas, free_mib)
 
     def _count_free_replicas(self, replicas: Replicas, free_mib: int) -> int:
-        """Return 0 also where leases from before hold parts of another kind."""
+        """Return 0 also where earlier leases hold parts of another kind."""
         if not self.healthy or self.exclusive or self.layout:
             return 0
         if self.mode not in ("", replicas.mode):
@@ -445,7 +435,7 @@ class MirroredNode:
         return bool(self.devices) and not any(device.healthy for device in self.devices)
 
     def has_same_inventory(self, node: LedgerNode) -> bool:
-        """Return whether a record of the node has the same facts and devices, as objects."""
+        """Compare objects by identity, not by value."""
         return (
             node.facts is self.facts
             and len(node.devices) == len(self.devices)
@@ -499,10 +489,7 @@ class MirroredNode:
 
 
 def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
-    """Return a node as it is once all pods on it have ended, all its devices `healthy` if wanted.
-
-    No index knows the copy.
-    """
+    """No index knows the copy."""
     copy = MirroredNode(node.name)
     devices = list[MirroredDevice]()
     copy.facts = node.facts
@@ -520,7 +507,6 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
 
 
 def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
-    """Return a node as it is without the claims for starts at `until` or later."""
     copy = idle_copy(node, healthy=False)
     copy.free_resources = node.free_resources
     for device, copied in zip(node.devices, copy.devices, strict=True):
@@ -530,8 +516,6 @@ def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
 
 
 class TentativeReservation:
-    """The use of one placement until the ledger's totals contain it."""
-
     __slots__ = ("node", "resources", "uses")
 
     def __init__(
@@ -565,7 +549,7 @@ class TentativeReservation:
         return reservation
 
     def confirm(self, lease: Lease) -> bool:
-        """Set the fences of the lease; return False, with nothing set, if its devices differ."""
+        """Return False, with nothing set, if the devices differ."""
         fences = {share.device: share.fence for share in lease.shares}
         if {device.uuid for device, _ in self.uses} != fences.keys():
             return False

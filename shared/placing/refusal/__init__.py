@@ -1,1 +1,1 @@
-"""Reasons why a pod cannot be placed, with numbers and hints."""
+"""Reasons why a pod cannot be placed, with hints."""

@@ -1,7 +1,6 @@
-"""What to change in a pod so that a node fits it: the least that helps, found by trial; pure.
+"""The least change of a pod with which a node fits it; pure.
 
-Every change is tried on the nodes before it is advised, after the dialect has parsed the changed
-limits again. So whoever does what a hint says gets a pod that runs.
+Every change is tried on the nodes, after the dialect has parsed the changed limits again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -41,9 +40,9 @@ from shared.placing.node_filters import (
 
 IDLE_DEVICE = SharingPolicy.IDLE_DEVICE
 SENSIBLE = 8
-"""Less than one part in so many of the requested memory is not advised where waiting helps."""
+"""Where waiting helps, a smaller part of the requested memory is not advised."""
 PARTS = 16
-"""Amounts of several containers are reduced together, in so many steps."""
+"""Several containers shrink together in so many steps."""
 SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
 
 
@@ -60,11 +59,10 @@ def is_tiny(changed: PodRequest, request: PodRequest, node: MirroredNode) -> boo
 def changed_to_fit(
     request: PodRequest, node: MirroredNode, absent: Collection[str] = ()
 ) -> PodRequest | None:
-    """Return the request with the fewest changes with which the node fits it, or None.
+    """Return the fewest changes with which the node fits the request, or None.
 
-    `absent` are resources that no node has, without which it is tried. From the request with all
-    changes, those that hurt most are taken back first. Parts are requested instead of whole devices
-    where none of these fits, and the reverse.
+    `absent` are resources that no node has. Changes that hurt most are taken back first. Parts
+    replace whole devices where none fits, and the reverse.
     """
     dialect = DIALECTS.get(request.dialect)
     for sizes in _SIZES:
@@ -102,7 +100,6 @@ def _applied(
 
 
 def with_resources(changed: PodRequest, request: PodRequest) -> PodRequest:
-    """Return the changed request with what its containers now make the pod request of the node."""
     added = {
         name: limits_peak(name, changed) - limits_peak(name, request) for name in request.resources
     }
@@ -114,7 +111,7 @@ def with_resources(changed: PodRequest, request: PodRequest) -> PodRequest:
 
 
 def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -> PodRequest | None:
-    """Return the request that the dialect parses from the changed limits, or None if it cannot."""
+    """Return what the dialect parses from the changed limits, or None if it cannot."""
     if dialect is None or after.containers == before.containers:
         return after
     limits = {
@@ -164,7 +161,7 @@ def read_again(before: PodRequest, after: PodRequest, dialect: Dialect | None) -
 
 
 def _completed(manifest: PodManifest, dialect: Dialect) -> PodManifest:
-    """Return the manifest with the amounts that admission adds for annotations."""
+    """Add the amounts that admission adds for annotations."""
     added = dialect.annotated_amounts(manifest)
     if not added:
         return manifest
@@ -188,7 +185,7 @@ def _needs(request: PodRequest, **changes: object) -> PodRequest:
 
 
 def _any_labels(request: PodRequest, node: MirroredNode, dialect: Dialect | None) -> PodRequest:
-    """Take the node's own labels, but for those that a dialect requires by itself."""
+    """Keep labels that a dialect requires by itself."""
     own = dialect.node_labels & dialect.request_labels if dialect else frozenset()
     labels = node.facts.labels
     selector = request.node_requirements.selector
@@ -223,7 +220,7 @@ def _supported(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodR
 
 
 def _field_step(name: str, nothing: object) -> Step:
-    """Return a step that removes a field of the request that an annotation of the pod sets."""
+    """Return a step that removes a field that an annotation sets."""
 
     def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
         if dialect is None or name not in dialect.request_fields:
@@ -240,7 +237,6 @@ def _field_step(name: str, nothing: object) -> Step:
 
 
 def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
-    """Request our own resource, where the node serves it instead of the requested one."""
     if TRIGGER not in node.serving or not any(
         name not in node.serving and amount_changes({name: 1}).get(TRIGGER)
         for name in request.triggers
@@ -260,7 +256,7 @@ def _without(absent: Collection[str]) -> Step:
 def _without_other_accelerators(
     request: PodRequest, node: MirroredNode, dialect: Dialect | None
 ) -> PodRequest:
-    """Leave out what the node does not have; memory of such a resource is a part of the GPU."""
+    """Memory of a resource that the node lacks is a part of the GPU."""
     missing = {
         name: request.resources[name]
         for name in unknown_gpus(request.resources)
@@ -300,7 +296,7 @@ def fewer_gpus(most: int) -> Step:
 
 
 def _less_cores(most: int, parts: int = 0) -> Step:
-    """Return a step to so many percent of the cores in each container, or to parts of its own."""
+    """Return a step to `most` percent in each container, or to parts of its own."""
 
     def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
         return with_containers(
@@ -321,7 +317,6 @@ def _part_sharing(container: GpuRequest) -> SharingPolicy:
 
 
 def with_cores(container: GpuRequest, cores: int) -> GpuRequest:
-    """Return the container with at most so many percent of the cores, if it requests any."""
     cores = max(cores, 1)
     if container.whole or container.cores_percent <= cores:
         return container
@@ -333,9 +328,9 @@ def with_cores(container: GpuRequest, cores: int) -> GpuRequest:
 def _less_memory(
     mib: int, device: MirroredDevice | None = None, parts: int = 0, *, divide: bool
 ) -> Step:
-    """Return a step to so many MiB of such a device in each container, or to parts of its own.
+    """Return a step to so many MiB in each container, or to parts of its own.
 
-    Containers with whole devices get parts instead if it shall `divide` them.
+    Parts replace whole devices where it shall `divide` them.
     """
 
     def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
@@ -356,7 +351,7 @@ def _less_memory(
 def resized(
     container: GpuRequest, mib: int, device: MirroredDevice | None, dialect: Dialect
 ) -> GpuRequest:
-    """Return the container with at most so many MiB, in the unit in which it requests memory."""
+    """The unit is that of the container's memory."""
     units = ("memory_percent", "memory_bytes", "memory_units")
     used = [name for name in units if getattr(container, name) is not None]
     field = used[0] if used else dialect.part
@@ -402,7 +397,7 @@ def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None
 
 
 def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
-    """Leave out the pod's group. An administrator's rules about labels stay."""
+    """An administrator's rules about labels stay."""
     if dialect is None or "anti_affinity_groups" not in dialect.request_fields:
         return request
     kept = [group for group in request.anti_affinity_groups if group.startswith("labels ")]
@@ -438,7 +433,7 @@ _SIZES: tuple[tuple[Step, ...], ...] = (
 
 
 def _larger(step: Step, request: PodRequest, node: MirroredNode) -> Iterator[Step]:
-    """Yield steps to larger amounts than the least, the largest first."""
+    """The largest amounts come first."""
     has_one_container = len(request.containers) == 1
     devices = [device for device in node.devices if device.healthy]
     devices.sort(key=_free_mib, reverse=True)

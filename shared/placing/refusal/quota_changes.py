@@ -1,8 +1,6 @@
-"""What to change in a pod so that its namespace's quota allows it: as little as helps; pure.
+"""The least change of a pod with which its namespace's quota allows it; pure.
 
-Every change is tried: the dialect parses the changed limits again, devices are chosen for them, and
-their shares are counted as the ledger counts them. A quota may be exceeded again only by another
-measure, or because other pods have started meanwhile.
+Every change is tried: parsed again, placed, and counted as the ledger counts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,33 +42,28 @@ from shared.placing.refusal.changes import (
 from shared.placing.refusal.refusals import COMPARED_NODES, idle
 
 TRIES = 8
-"""Sizes of a pod that are tried; a share counts nearly in proportion to its size."""
 CACHED_CHANGES = 1024
 _FITS = Fraction(1)
 Measured = Callable[[PodRequest], Fraction | None]
-"""Returns the part of what a pod would count that is allowed, at most 1; None if nothing fits."""
+"""The allowed part of what a pod counts, at most 1, or None if nothing fits."""
 Where = Callable[[PodRequest, NodeIndex], tuple[MirroredNode, tuple[Share, ...]] | None]
-"""Returns the node and the shares that a pod would get now, or None if no node fits it."""
 Shrink = Callable[..., GpuRequest]
-"""Returns a container with so large a `part` of what it requests."""
+"""`part` is of what the container requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The most that one pod may count by a measure."""
-
     measure: str
     most: int
     model: str = ""
     label: str = ""
-    """The node label that names the model; empty if devices' own names do."""
+    """It names the model, or "" if devices' own names do."""
 
     @classmethod
     def of(cls, excess: QuotaExcess, most: int) -> "Allowance":
         return cls(excess.measure, most, excess.model, excess.label)
 
     def counts(self, shares: tuple[Share, ...], node: MirroredNode) -> int:
-        """Return what shares of a node count by this measure."""
         if self.model and self.label:
             shares = shares if node.facts.labels.get(self.label) == self.model else ()
         elif self.model:
@@ -92,11 +85,7 @@ def _amount(charge: QuotaUsage, measure: str) -> int:
 def changes_within(
     request: PodRequest, allowances: Sequence[Allowance], index: NodeIndex, where: Where
 ) -> QuotaChanges:
-    """Return the changes with which a pod counts no more than is allowed; none if there are none.
-
-    They hold on the nodes of every kind that its requirements allow, or else where it would be
-    placed now.
-    """
+    """The changes hold on nodes of every kind that the pod allows, or else where it is placed."""
     key = placement_key(request), tuple(allowances), index.mirror.inventory_changes.end
     cached = index.quota_changes.get(key)
     if cached is not None:
@@ -124,7 +113,6 @@ def _changed_within(
 
 
 def _idle_kinds(request: PodRequest, index: NodeIndex) -> Iterator[MirroredNode]:
-    """Yield an idle node of each kind of hardware that the pod's requirements allow."""
     index.sets.positions.catch_up()
     kinds = index.sets.kinds_of_hardware(
         request.resources,
@@ -170,10 +158,7 @@ def _allowed_part(
 def changes_elsewhere(
     request: PodRequest, excesses: Iterable[QuotaExcess], index: NodeIndex
 ) -> QuotaChanges:
-    """Return a node that a quota allows, with the fewest changes of the pod that let it run there.
-
-    There are no changes if a node fits the pod as it is.
-    """
+    """Return the fewest changes with which the pod runs on a node that the quota allows."""
     excesses = tuple(excesses)
     key = placement_key(request), excesses, index.mirror.inventory_changes.end
     cached = index.quota_changes.get(key)
@@ -201,7 +186,6 @@ def _allowed_nodes(excesses: Sequence[QuotaExcess], index: NodeIndex) -> Iterato
 
 
 def _allows(excess: QuotaExcess, node: MirroredNode) -> bool:
-    """Return whether the quota allows all devices of a node, of those that it names."""
     if not excess.names_places:
         return True
     if excess.label:
@@ -219,11 +203,11 @@ class _Trial:
     request: PodRequest
     dialect: Dialect
     node: MirroredNode
-    """Idle; the unchanged pod fits it, and a part of a GPU of this size fits all such nodes."""
+    """Idle. The unchanged pod fits it, and a part of a GPU of this size fits all such nodes."""
     allowances: Sequence[Allowance]
 
     def within(self, measured: Measured) -> PodRequest | None:
-        """Return the largest request that is allowed; whole devices are left whole if possible."""
+        """Whole devices stay whole if possible."""
         smallest: PodRequest | None = None
         for changed in self._candidates(measured):
             if not is_tiny(changed, self.request, self.node):
@@ -246,7 +230,7 @@ class _Trial:
                     yield read
 
     def _shrinks(self) -> Sequence[Shrink]:
-        """Return ways to request less that may help: those that take least come first."""
+        """Those that take least come first."""
         if self._measures == {"memoryMiB"}:
             return (self._with_less_memory,)
         return self._with_less_cores, self._with_less_memory, self._with_less_of_both
@@ -256,7 +240,6 @@ class _Trial:
         return {allowance.measure for allowance in self.allowances}
 
     def _shrunk(self, request: PodRequest, shrink: Shrink, measured: Measured) -> PodRequest | None:
-        """Return the request with so small parts of it that it is allowed, or None."""
         part = _FITS
         last: PodRequest | None = None
         for _ in range(TRIES):
@@ -276,7 +259,6 @@ class _Trial:
         return read if read is not None and self._is_usable(read) else None
 
     def _is_usable(self, changed: PodRequest) -> bool:
-        """Return whether a CUDA program starts in each container that has less than before."""
         device = self.node.devices[0]
         pairs = zip(changed.containers, self.request.containers, strict=True)
         return all(
@@ -292,10 +274,7 @@ class _Trial:
         return self._with_less_cores(self._with_less_memory(container, part), part)
 
     def _with_less_cores(self, container: GpuRequest, part: Fraction) -> GpuRequest:
-        """Return the container with a part of its cores.
-
-        Where it requests none, they count as its part of the memory until it limits them.
-        """
+        """Cores that are not requested count as the part of the memory."""
         if container.whole or part == _FITS:
             return container
         if container.cores_percent:

@@ -1,4 +1,4 @@
-"""Effects of exceeded quotas: where else a pod can run, or why it waits; pure."""
+"""Where a pod can run beside an exceeded quota, or why it waits; pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from shared.placing.refusal.quota_changes import Allowance, Where, changes_elsew
 Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
-"""In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
+"""In place of a measure: the budget is exhausted."""
 
 RUN_TIME = "runTime"
-"""In place of a measure: the pod may run for longer than any of the namespace's may."""
+"""In place of a measure: the pod may run for too long."""
 
 PACKED = DeviceOrder.BINPACK
 """Of pods that may use few devices."""
@@ -37,10 +37,10 @@ _MEASURE_NAMES = {
 
 
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
-    """Return the request without what the quota refuses, or None if it refuses everything.
+    """Return None if the quota refuses everything.
 
-    If the namespace may use no more devices, the request is limited to those that it uses, and its
-    containers share devices where they can.
+    Where no more devices may be used, containers share those that the namespace uses, where they
+    can.
     """
     for excess in excesses:
         if excess.names_places:
@@ -81,7 +81,7 @@ def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
 
 
 def _intersect_types(requested: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return parts of names; a model that contains one contains one of each tuple."""
+    """A model that contains a returned part contains one of each tuple."""
     if not requested:
         return allowed
     pairs = [(a, b) for a in requested for b in allowed]
@@ -95,7 +95,7 @@ def _overlap(name: str, other: str) -> bool:
 
 
 class QuotaRefusals:
-    """Refusals by quotas in one batch, by pod; pods of a gang share an entry."""
+    """Pods of a gang share an entry."""
 
     def __init__(self) -> None:
         self._excesses: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
@@ -105,7 +105,7 @@ class QuotaRefusals:
         self._excesses.clear()
 
     def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
-        """Add the ledger's refusal, decided when the mirror had reached `capacity`."""
+        """`capacity` is what the mirror had reached when the refusal was decided."""
         if excesses:
             key = _key(event)
             since, earlier = self._excesses.get(key, (capacity, ()))
@@ -122,10 +122,6 @@ class QuotaRefusals:
         index: NodeIndex,
         where: Where,
     ) -> Result:
-        """Place the pod where its quota allows it, or return a refusal that names the quota.
-
-        `where` returns what changes of the pod would lead to.
-        """
         if not self._excesses or _key(event) not in self._excesses:
             return place(event.request)
         excesses = self._excesses[_key(event)][1]
@@ -149,20 +145,17 @@ def _key(event: PodQueued) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PodOnNodes:
-    """A pod, and the nodes on which changes of it are tried."""
-
     request: PodRequest
     index: NodeIndex
     where: Where
 
     @property
     def gang_size(self) -> int:
-        """How many pods have to be within the quota together."""
+        """So many pods have to be within the quota together."""
         gang = self.request.gang
         return gang.min_member if gang and gang.decided_as_one else 1
 
     def room_within(self, excesses: Iterable[QuotaExcess]) -> QuotaChanges:
-        """Return the smaller amounts that run now where the quota allows the pod, if any do."""
         allowed = narrowed(self.request, excesses)
         explanation = self.index.explanations.get(placement_key(allowed)) if allowed else None
         if explanation is None or not explanation.advice.waiting:
@@ -179,7 +172,7 @@ class PodOnNodes:
         places: Sequence[QuotaExcess],
         most: Callable[[QuotaExcess], int],
     ) -> tuple[Change, ...]:
-        """Return the changes with which the pod, or each of its gang, takes its part of `most`."""
+        """The pod, or each of its gang, takes its part of `most`."""
         request = narrowed(self.request, places) or self.request
         if any(excess.measure == "cards" for excess in amounts):
             request = structs.replace(request, device_order=PACKED)
@@ -194,11 +187,10 @@ def over_quota(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Refusal:
-    """Return a refusal with what the quota allows, what is used and what is requested.
+    """Return a refusal that names the quota.
 
-    `other_refusal` is why the pod does not fit where the quota allows it, if it allows it anywhere;
-    capacity freed there is offered to the pod as to any other. Without a `pod`, as for claims, the
-    hint has no changes of a manifest.
+    `other_refusal` is why the pod does not fit where the quota allows it; capacity freed there is
+    offered to it. Without a `pod`, as for claims, the hint changes no manifest.
     """
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
@@ -235,7 +227,6 @@ def quota_hint(
     other_refusal: Refusal | None,
     pod: PodOnNodes | None = None,
 ) -> Hint:
-    """Return what the pod's author can do, and what else an administrator can."""
     excesses = tuple(excesses)
     if too_long := _too_long_run(excesses):
         return _run_time_hint(too_long)
@@ -251,12 +242,20 @@ def quota_hint(
         return _hint_about_places(excesses, administrator, pod)
     if amounts and not places:
         hint = _hint_about_amounts(namespace, amounts, places, administrator, pod)
-        if hint.changes or not elsewhere.changes:
-            return hint
+        if hint.changes or not elsewhere.changes or not any(map(_never_met, amounts)):
+            return _or_elsewhere(hint, elsewhere)
     if not elsewhere.changes:
         return Hint(f"waiting does not help: {administrator}")
     there = f"{words(elsewhere.changes)}, as the quota allows node {elsewhere.node}"
     return Hint(f"waiting does not help: {there}; or {administrator}", elsewhere.changes)
+
+
+def _or_elsewhere(hint: Hint, elsewhere: QuotaChanges) -> Hint:
+    """How much the quota leaves of another model is not known."""
+    if hint.changes or not elsewhere.changes:
+        return hint
+    there = f"if the quota leaves enough of the GPUs of node {elsewhere.node}"
+    return Hint(f"{hint.text}; or {words(elsewhere.changes)}, {there}")
 
 
 def _hint_about_places(
@@ -303,7 +302,7 @@ def _smaller(
     most: Callable[[QuotaExcess], int],
     pod: PodOnNodes | None,
 ) -> Hint:
-    """Return how to request at most so much; without text if nothing so small can be requested."""
+    """Return no text if nothing so small can be requested."""
     if not all(map(most, amounts)):
         return Hint("")
     in_gang = pod is not None and pod.gang_size > 1
@@ -326,7 +325,7 @@ def no_budget(namespace: Namespace) -> Refusal:
 
 
 def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
-    """Return the refusal of a pod that admission has not seen, or before the quota was lowered."""
+    """Refuse a pod that admission has not seen, or before the quota was lowered."""
     given = f"has {duration_text(excess.requested)}" if excess.requested else "has none"
     return Refusal(
         reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "
@@ -348,12 +347,11 @@ def _run_time_hint(excess: QuotaExcess) -> Hint:
 
 
 def _never_met(excess: QuotaExcess) -> bool:
-    """Return whether the quota refuses the pod, or its gang, even if no other pod has a lease."""
+    """Return whether the quota refuses the pod, or its gang, even alone."""
     return excess.requested + excess.by_gang > excess.limit
 
 
 def _left(excess: QuotaExcess) -> int:
-    """Return what other pods leave to the pod, or to its gang."""
     return max(0, excess.limit - excess.used + excess.by_gang)
 
 

@@ -1,8 +1,8 @@
-"""Refusals: reasons counted over all nodes, detailed for the nearest nodes, with a hint; pure."""
+"""Reasons why no node fits, counted over all nodes, with details and a hint; pure."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from operator import itemgetter
 
@@ -37,12 +37,12 @@ from shared.placing.node_filters import (
     check_all,
 )
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
+from shared.placing.refusal.offered_isolation import demands_isolation, with_offered_isolation
 from shared.placing.refusal.served_words import in_served_words
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 NEAREST = 3
 COMPARED_NODES = 32
-"""Nodes per reason among which the nearest are found."""
 CACHED_REFUSALS = 8192
 CACHED_COPIES = 64
 
@@ -57,7 +57,7 @@ _STAGES = (
     *DomainRule,
     "ExistingAntiAffinity",
 )
-"""Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
+"""The farthest from fitting come first; codes of devices follow."""
 
 NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 
@@ -126,15 +126,21 @@ def _advice(
     blocked: BlockedNodes,
     possible: NodeSet,
 ) -> Advice:
-    """Return what lets the pod run: tried on the nearest nodes, and if that fails, on others."""
     if not blocked:
         return Advice(administrator=NO_NODE)
     rule_hint = RULE_HINTS.get(blocked[0][1].code)
     if rule_hint is not None:
         return Advice(soon=_for_label(request, index) or rule_hint)
     nearest = [node for node, _ in blocked]
-    advice = advise(request, nearest, index) or advise(
-        request, list(_others(index, excluded, possible, nearest)), index
+    advice = None
+    if not possible and demands_isolation(request):
+        others = _others(index, excluded, possible, nearest)
+        nodes = [(node, idle(node, index)) for node in chain(nearest, others)]
+        advice = with_offered_isolation(request, nodes, index.mirror.nodes.values())
+    advice = (
+        advice
+        or advise(request, nearest, index)
+        or advise(request, list(_others(index, excluded, possible, nearest)), index)
     )
     if advice is None:
         advice = _by_other_names(request, nearest, index) or _remedy(
@@ -155,7 +161,7 @@ def _advice(
 def _by_other_names(
     request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex
 ) -> Advice | None:
-    """Return what requests the same by resources that one of the nodes serves."""
+    """Request the same by resources that a node serves."""
     for node in nodes:
         translated = in_served_words(request, idle(node, index))
         if translated is not None:
@@ -173,9 +179,9 @@ def _passing(
     blocked: BlockedNodes,
     possible: NodeSet,
 ) -> BlockedNodes:
-    """Return what fits the unchanged pod but for a passing state: the nearest nodes, or another.
+    """Return nodes that fit the unchanged pod but for a passing state: the nearest, or another.
 
-    A pod that names a GPU may have other nodes nearer than that of the GPU.
+    A pod that names a GPU may have nearer nodes than that of the GPU.
     """
     if blocked[0][1].code in _PASSING:
         return blocked
@@ -208,9 +214,9 @@ def _others(
 
 
 def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Advice | None:
-    """Return what lets the pod run on one of the nodes, or None if only an administrator can.
+    """Return None if only an administrator can help.
 
-    The fewest changes come first, and of as many those with which it runs at once.
+    The fewest changes come first, and of as many those with which the pod runs at once.
     """
     eventually = _without_rules(request)
     for node in nodes:
@@ -237,7 +243,7 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 
 
 def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
-    """Return the extended resources that no node has, but for those of accelerators."""
+    """Accelerators are left out."""
     others = {
         name for name in request.resources if "/" in name or name.startswith(HUGE_PAGES)
     } - GPU_RESOURCES
@@ -249,7 +255,7 @@ def _absent(request: PodRequest, index: NodeIndex) -> tuple[str, ...]:
 
 
 def _without_rules(request: PodRequest) -> PodRequest:
-    """Return the request without what other pods forbid, which ends with them."""
+    """Leave out what other pods forbid, which ends with them."""
     requirements = request.node_requirements
     if not (requirements.repelled_from or requirements.domains):
         return request
@@ -270,10 +276,9 @@ def _models_of(node: MirroredNode) -> str:
 
 
 def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
-    """Yield nodes at the last stage that excludes any, those with the most free memory first.
+    """Yield nodes at the last stage that excludes any, the freest first.
 
-    At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
-    number of its changes.
+    At each stage, `possible` nodes come first.
     """
     nodes = index.sets.positions.nodes
     free_mib = index.sets.largest_free_mib()
@@ -300,7 +305,6 @@ def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterato
 
 
 def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
-    """Return the first reason why the node does not fit, and with those of its devices."""
     failure = check_all(
         request,
         node.facts,
@@ -338,11 +342,6 @@ def _node_verdict(
 
 
 def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
-    """Return the nodes that could fit the pod if they were empty, healthy and untainted.
-
-    Only what ending pods cannot change counts: devices, their number and kind, and what a node has
-    to allocate.
-    """
     if request.node_requirements.unsupported:
         return 0
     selection = request.selection
@@ -365,7 +364,7 @@ def idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mirr
 
 
 def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex) -> int:
-    """Return the latest time at which a planned start needs devices that fit the pod now; or 0."""
+    """Return the latest time of a claim on devices that fit, or 0."""
     latest = 0
     for node in nodes:
         for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
@@ -375,7 +374,7 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: N
 
 
 def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
-    """Add the maximum run time that lets the pod use reserved GPUs, rounded down: it stays true."""
+    """Advise a maximum run time for reserved GPUs, rounded down to stay true."""
     explanation = index.explanations.get(placement_key(request))
     term = request.term
     until = explanation.advice.reserved_until if explanation else 0
@@ -411,11 +410,10 @@ RULE_HINTS: Mapping[str, str] = {
         "another domain, or make the anti-affinity preferred"
     ),
 }
-"""What lets a pod run that no node fits by its own rules about other pods, by code."""
+"""For pods that their own rules about other pods exclude."""
 
 
 def _for_label(request: PodRequest, index: NodeIndex) -> str:
-    """Return what helps a pod whose required podAffinity is by a label that no node has."""
     nodes = index.mirror.nodes.values()
     for domains in request.node_requirements.domains:
         if domains.rule is DomainRule.AFFINITY and not any(
@@ -431,18 +429,17 @@ def _for_label(request: PodRequest, index: NodeIndex) -> str:
 NAMED_FAULTS = 4
 NAMED_CLAIMS = 4
 _SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
-"""Codes of what ends within seconds, or by the pod's author."""
+"""They end within seconds, or by the pod's author."""
 _BY_AUTHOR = frozenset(
     {"GpuEnforcerMissing", "GpuSharingMode", "GpuReplicasOnly", "GpuReplicasTogether"}
 )
-"""Codes whose remedy is one of the pod's author."""
+"""The pod's author can mend it."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
-"""Codes of what ends without a change of the pod, or by an administrator's command."""
+"""They end without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
 
 
 def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[MirroredNode]) -> Advice:
-    """Return what an administrator can do about what blocks the nearest node."""
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
         if not any(name in node.facts.allocatable for node in nodes):
@@ -456,7 +453,6 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
-    """Name the faults of the devices on the first of the nodes that has any."""
     for node, _ in nearest:
         faults = [
             f"device {device.index}: {device.device.public_fault or 'it is unhealthy'}"
@@ -497,7 +493,7 @@ def _for_claims(request: PodRequest, _: BlockedNodes) -> str:
 
 
 def _for_volumes(text: str) -> Callable[[PodRequest, BlockedNodes], str]:
-    """Return a remedy in which `{claims}` stands for the pod's claims."""
+    """`{claims}` stands for the pod's claims."""
 
     def remedy(request: PodRequest, _: BlockedNodes) -> str:
         names = [claim.name for claim in request.claims]
@@ -578,4 +574,4 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
         "or create a claim with the access mode ReadWriteMany"
     ),
 }
-"""What an administrator can do, or time, for each code; `{node}` is the nearest node."""
+"""`{node}` is the nearest node."""

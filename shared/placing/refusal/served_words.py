@@ -1,4 +1,4 @@
-"""The same request by resources that a node serves, where it serves none of the pod's; pure."""
+"""The same request by resources that a node serves; pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,13 +18,12 @@ from shared.placing.choice.device_choice import fits
 from shared.placing.mirror.node_mirror import MirroredNode
 
 MOST_MISSING = 3
-"""Resources that are added one by one to those that are translated."""
 
 
 def in_served_words(
     request: PodRequest, node: MirroredNode
 ) -> tuple[PodRequest, tuple[Change, ...]] | None:
-    """Return a request that an idle node fits, and the changes of the pod's resources; or None.
+    """Return a request that an idle node fits, and the changes of the pod's resources.
 
     The words of the pod's own system come first.
     """
@@ -71,7 +70,7 @@ def _parsed(
     changes: Sequence[Change],
     dialect: Dialect,
 ) -> PodRequest | tuple[Change, ...]:
-    """Return the request that a dialect parses from changed limits, or what to change for it."""
+    """Return what to change if the dialect cannot parse the limits."""
     containers = []
     for container in written:
         limits = dict(container.limits)

@@ -305,7 +305,11 @@ async def test_models_are_counted_separately(leases: RedisLeases, label: str) ->
     await leases.save_nodes([replace(facts("b"), labels={"gpu-model": "P100"})])
     await leases.save_devices([report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")])])
     await leases.save_nodes([replace(facts("a"), labels={"gpu-model": "T4"})])
-    models = (("T4", QuotaLimits(cores_milli=1000)), ("P100", QuotaLimits(cores_milli=200)))
+    models = (
+        ("T4", QuotaLimits(cores_milli=1000)),
+        ("P100", QuotaLimits(cores_milli=200)),
+        ("K80", QuotaLimits(cards=0)),
+    )
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
     await leases.quotas.save([quota], read_at=NOW)
 
@@ -314,7 +318,8 @@ async def test_models_are_counted_separately(leases: RedisLeases, label: str) ->
     await reserve(leases, reservation("whole", share("a", 0, 16_000, whole=True)))
     await refusal(leases, reservation("last", share("a", 1, 100, 1)))
 
-    assert (more.quotas[0].model, more.quotas[0].values) == ("P100", ("P100",))
+    assert (more.quotas[0].model, more.quotas[0].label) == ("P100", label)
+    assert more.quotas[0].values == ("P100", "K80")
     assert (await held(leases, "T4")).cores_milli == 1000
 
 

@@ -178,6 +178,37 @@ async def test_a_gang_waits_for_its_pods_and_the_reason_is_published(server: Val
         await it.until(Counter({"default/a": 4}))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)], ids=str)
+async def test_a_gang_whose_pods_name_different_minimums_starts_with_the_largest(
+    server: ValkeyServer, order: Sequence[int]
+) -> None:
+    *workers, last = gang("a", 3, 4_000, least=4)
+    pods = [*gang("leader", 1, 4_000, least=2), *workers]
+    leader = Gang(name="default/a", min_member=2)
+    pods[0] = replace(pods[0], request=structs.replace(pods[0].request, gang=leader))
+    async with nats_server() as nats, world(server, nats, 1) as it:
+        for number in order:
+            await it.queue([pods[number]])
+            await it.decided([pods[number]])
+        await it.queue([replace(pods[0], requeue_number=-1)])
+
+        async def reasons() -> set[str]:
+            return {w.refusal.reason for w in await it.leases.waiting_pods.load()}
+
+        numbers = "min-available is 2 in pod leader-0 and 4 in pod a-0: the largest counts"
+        await until(
+            reasons,
+            lambda read: (
+                read == {f"gang default/a needs 4 pods at once; 3 of 4 pods exist; {numbers}"}
+            ),
+        )
+        assert await it.leased() == {}
+
+        await it.queue([last])
+
+        await it.until(Counter({"default/a": 4}))
+
+
 async def test_a_running_gang_accepts_further_pods_and_replacements_one_by_one(
     server: ValkeyServer,
 ) -> None:

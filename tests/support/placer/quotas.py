@@ -1,7 +1,7 @@
 """A namespace with a quota: what its pods hold, and why the quota refuses another placement."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from shared.model.budgets.charges import charge_of
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage
@@ -76,5 +76,10 @@ class Team:
                 requested=requested,
                 by_gang=by_gang,
                 label=self.quota.model_label if model else "",
-                values=(model,) if model else held_cards,
+                values=(model, *self._forbidden_beside(model)) if model else held_cards,
             )
+
+    def _forbidden_beside(self, model: str) -> Iterator[str]:
+        for other, limits in self.quota.models:
+            if other != model and 0 in astuple(limits):
+                yield other

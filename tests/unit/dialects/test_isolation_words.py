@@ -179,6 +179,39 @@ def test_a_pod_waits_where_nothing_holds_it_as_demanded(
     assert answer.hint
 
 
+@pytest.mark.parametrize(
+    ("offers", "demand", "hint"),
+    [
+        ((MPS, BOTH), "mps-shared", "mps-shared, only hami-core, driver, mps, time: write the "),
+        ((MPS,), "driver", "driver, only hami-core, mps: write the "),
+        ((SERVER, ONLY_DRIVER), "memory=mps,compute=mps", "mps, only hami-core, driver, mps-"),
+        ((BOTH, MPS), "memory=driver,compute=mps", "memory=driver,compute=mps, only hami-core, "),
+    ],
+)
+def test_what_no_node_offers_is_answered_with_what_is_offered(
+    offers: tuple[Offer, ...], demand: str, hint: str
+) -> None:
+    cards = (device(f"GPU-{number}", 0, offer=offer) for number, offer in enumerate(offers))
+    cluster = Cluster(*(ledger_node(card.uuid, card) for card in cards))
+
+    answer = cluster.place(part_of(demand))
+
+    assert not isinstance(answer, Placement)
+    assert f"no node offers the isolation {hint}" in answer.hint
+    assert answer.hint.endswith(f"{ISOLATION}: hami-core, as node GPU-0 has room for it now")
+
+
+def test_a_pod_waits_for_the_only_node_that_offers_what_it_demands() -> None:
+    offering = device("GPU-b", 0, offer=BOTH)
+    full = ledger_node("b", (offering, structs.replace(use(16_000, 100, 1), mode="time")))
+
+    answer = Cluster(ledger_node("a", device("GPU-a", 0)), full).place(part_of("time"))
+
+    assert not isinstance(answer, Placement)
+    assert "wait until pods on node b have ended" in answer.hint
+    assert ISOLATION not in answer.hint
+
+
 def test_without_a_demand_what_is_usual_is_missing_the_library_first() -> None:
     names: tuple[Enforcer, ...] = "driver", "mps", "time", "hami-core"
     missing = tuple(MissingEnforcer(name=name, reason=f"no {name}") for name in names)

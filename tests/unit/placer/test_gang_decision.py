@@ -17,8 +17,8 @@ from services.placer.rounds.refusal_texts import GANG_NOT_DECIDED, gang_does_not
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import GangEnrollment, LedgerNode, WaitingPod
 from shared.model.requests.placement import Refusal
-from shared.model.requests.request import Gang, PodRequest
-from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
+from shared.model.requests.request import DeviceSelection, Gang, PodRequest
+from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.effort import tries
 from tests.support.placer.placing import index_of
 
@@ -107,6 +107,23 @@ def test_a_gang_of_which_too_few_pods_can_ever_fit_is_refused_permanently() -> N
 
     assert refusal is not None
     assert refusal.permanent
+
+
+def test_a_gang_with_a_pod_that_never_fits_is_led_to_what_that_pod_needs() -> None:
+    context = context_of(ledger_node("n", (device(memory_mib=MIB), use(MIB))))
+    never = member("never", 1_000)
+    selection = DeviceSelection(types=("H100",))
+    never = replace(never, request=structs.replace(never.request, selection=selection))
+
+    decision = decide_gang([member("later", 9_000), never], 2, context)
+
+    assert decision.refusal is not None
+    refusal = gang_does_not_fit(GANG, live=0, decision=decision, refusal=decision.refusal)
+    assert refusal.permanent
+    assert "had no GPU of an allowed type" in refusal.reason
+    assert refusal.hint.startswith(
+        "each pod of the gang needs a change: waiting alone does not help: remove the annotation"
+    )
 
 
 def test_a_gang_that_would_not_fit_an_empty_cluster_is_not_advised_to_wait() -> None:

@@ -4,13 +4,16 @@ import time
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from shared.model.devices.device import DeviceMode
 from shared.model.leases.lease import Lease, MigPlacement
-from shared.model.leases.ledger import NodeTotals, counted_use
+from shared.model.leases.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import PodUid
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang
 from shared.placing.room import without
-from shared.placing.starts import LeaseEnd, StartTrials, plan_start
+from shared.placing.starts import LeaseEnd, StartTrials, plan_start, waiting_units
 from tests.support import build
 from tests.support.api.board import lease, node_totals
 from tests.support.build import device, gpu, ledger_node, mig_layout, request, share
@@ -82,6 +85,29 @@ def _full_node(number: int) -> NodeTotals:
     name = f"n{number}"
     held = (lease(PodUid(f"{name}-{gpu}"), gpu, node=name) for gpu in range(GPUS))
     return node_totals(*held, name=name, devices=GPUS)
+
+
+@pytest.mark.parametrize("order", [(2, 3, 3), (3, 2, 3)], ids=str)
+def test_a_gang_whose_pods_name_different_minimums_gets_no_start_with_fewer_than_the_largest(
+    order: tuple[int, ...],
+) -> None:
+    waiting = [
+        WaitingPod(
+            queued=build.pod_queued(
+                f"p{number}",
+                structs.replace(request(gpu()), gang=Gang(name="default/g", min_member=least)),
+            ),
+            refusal=Refusal(reason="full"),
+            capacity=0,
+            waiting_since=1.0,
+        )
+        for number, least in enumerate(order)
+    ]
+
+    [unit] = waiting_units(waiting, [], now=1.0, after_s=0)
+
+    assert unit.needed == 3
+    assert waiting_units(waiting[:2], [], now=1.0, after_s=0) == []
 
 
 def test_a_plan_takes_no_time_for_the_pods_that_a_gang_does_not_need() -> None:

@@ -320,6 +320,19 @@ def demanding_server(**context: Any) -> Pod:
     return pod(main, notes={"leasehold.dev/isolation": "mps-shared"})
 
 
+@pytest.mark.parametrize(
+    "word", ["driver", "mps", "mps-shared", "time", "memory=driver,compute=time"]
+)
+@pytest.mark.parametrize("limits", [KOORDINATOR, TENCENT])
+def test_an_isolation_that_no_node_offers_leads_to_one_that_is_offered(
+    word: str, limits: Limits
+) -> None:
+    followed = follow(of(limits, notes={"leasehold.dev/isolation": word}))
+
+    assert followed.pod["metadata"]["annotations"] == {"leasehold.dev/isolation": "hami-core"}
+    assert f"no node offers the isolation {word}, only hami-core" in followed.hints[-1].text
+
+
 FIELDS = {
     "nodeName": of(T4, nodeName="a"),
     "hostPID": of(T4, hostPID=True),

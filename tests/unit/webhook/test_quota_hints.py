@@ -208,6 +208,35 @@ def test_a_pod_is_led_to_where_its_quota_lets_it_run(wrong: Pod, quota: Quota) -
     assert followed.request
 
 
+@pytest.mark.parametrize("node", ["a", "c"])
+@pytest.mark.parametrize("nothing", [QuotaLimits(memory_mib=0), QuotaLimits(cards=0)], ids=str)
+def test_a_pod_is_led_to_no_node_where_its_quota_allows_no_model(
+    nothing: QuotaLimits, node: str
+) -> None:
+    quota = Quota(namespace=NAMESPACE, models=(("T4", nothing), ("A100", nothing)))
+
+    followed = follow_or_wait(one(NVIDIA, nodeSelector={HOST: node}), team=Team(quota))
+
+    assert followed.waits == "forbidden"
+
+
+@pytest.mark.parametrize(("node", "other"), [("a", "b"), ("c", "a")])
+def test_a_pod_waits_for_what_others_hold_of_its_model_or_goes_elsewhere(
+    node: str, other: str
+) -> None:
+    limits = QuotaLimits(memory_mib=3_000)
+    quota = Quota(namespace=NAMESPACE, models=(("T4", limits), ("A100", limits)))
+    team = Team(quota).holding(memory_mib=3_000)
+
+    followed = follow_or_wait(one(NVIDIA, nodeSelector={HOST: node}), team=team)
+
+    assert followed.waits == "held by others"
+    assert followed.hints[0].text.endswith(
+        f"or change the node selector {HOST} to {other}, if the quota leaves enough of the GPUs of "
+        f"node {other}."
+    )
+
+
 def test_what_is_within_a_pool_is_beyond_an_amount_there() -> None:
     quota = replace(NODE_A, limits=QuotaLimits(memory_mib=1_000))
 

@@ -151,16 +151,30 @@ local function names_of(table_of)
   return names
 end
 
--- Append to `found` what exceeds limits; `before` is the current use of a lease that is being resized.
-local function add_excesses(found, limits, bucket, used, requested, label, before)
+-- A model, and the others of which the rule allows nothing: a pod would be refused there, too.
+local function names_with_forbidden(rule, model)
+  local names = {model}
+  for _, other in ipairs(rule[Q.MODELS]) do
+    local name, limits = unpack(other)
+    local is_forbidden = false
+    for m = 1, #MEASURES do is_forbidden = is_forbidden or limits[m] == 0 end
+    if is_forbidden and name ~= model then names[#names + 1] = name end
+  end
+  return names
+end
+
+-- Append to `found` what exceeds limits of a rule; `before` is the current use of a lease that is being resized.
+local function add_excesses(found, rule, limits, bucket, used, requested, before)
+  local has_model = bucket ~= ''
   for m, measure in ipairs(MEASURES) do
     local limit = limits[m]
     if limit >= 0 and not (before and (m == CARDS or requested[m] <= before[m])) then
       local now, more = used[m], requested[m]
       if m == CARDS then now, more = device_counts(used, requested) end
       if more > 0 and now + more > limit then
-        local names = bucket ~= '' and {bucket} or m == CARDS and names_of(used[U.DEVICES]) or {}
-        found[#found + 1] = {measure, bucket, limit, now, more, label, names, 0}
+        local names = has_model and names_with_forbidden(rule, bucket) or m == CARDS and names_of(used[U.DEVICES])
+        found[#found + 1] =
+          {measure, bucket, limit, now, more, has_model and rule[Q.MODEL_LABEL] or '', names or {}, 0}
       end
     end
   end
@@ -169,12 +183,10 @@ end
 -- Why the rule does not allow a namespace so much more, or nil; `before`: see `add_excesses`.
 local function excesses_of(rule, namespace, rows, before)
   local used, found = used_of(namespace) or {}, {}
-  add_excesses(found, rule[Q.LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+  add_excesses(found, rule, rule[Q.LIMITS], '', bucket_in(used, ''), rows[''], before[''])
   for _, model in ipairs(rule[Q.MODELS]) do
     local name, limits = unpack(model)
-    if rows[name] then
-      add_excesses(found, limits, name, bucket_in(used, name), rows[name], rule[Q.MODEL_LABEL], before[name])
-    end
+    if rows[name] then add_excesses(found, rule, limits, name, bucket_in(used, name), rows[name], before[name]) end
   end
   return found[1] and found
 end
