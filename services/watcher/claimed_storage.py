@@ -129,7 +129,7 @@ class ClaimedStorage:
             case StorageKind.CAPACITY:
                 capacity = stored if isinstance(stored, Capacity) else None
                 capacity = self._kept(kind, key, storage.capacities.get(key), capacity)
-                _set(storage.capacities, key, capacity)
+                storage.put_capacity(key, capacity)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
 

@@ -30,7 +30,6 @@ from shared.pods.storage import (
     ONE_POD,
     SHARED_MODES,
     TOPOLOGY_LABELS,
-    Capacity,
     Claim,
     ClaimKey,
     Storage,
@@ -463,23 +462,9 @@ def _of_unbound(
     driver = storage.drivers.get(storage_class.provisioner)
     if driver is None or not driver.has_capacities or not claim.size:
         return
-    reaching = [
-        capacity
-        for capacity in storage.capacities.values()
-        if capacity.storage_class == storage_class.name and capacity.largest >= claim.size
-    ]
-    if all(capacity.nodes for capacity in reaching):
-        yield VolumeRequirement(
-            rule=VolumeRule.STORAGE, terms=merged((*static, *_most_free(reaching)))
-        )
-
-
-def _most_free(capacities: list[Capacity]) -> Iterator[tuple[NodeTerm, ...]]:
-    def order(capacity: Capacity) -> tuple[int, bytes]:
-        return -capacity.largest, msgspec.msgpack.encode(capacity.nodes)
-
-    for capacity in sorted(capacities, key=order):
-        yield capacity.nodes
+    reaching = storage.nodes_for(storage_class.name, claim.size)
+    if reaching is not None:
+        yield VolumeRequirement(rule=VolumeRule.STORAGE, terms=merged(chain(static, reaching)))
 
 
 def merged(terms: Iterable[tuple[NodeTerm, ...]]) -> VolumeTerms:

@@ -3,10 +3,12 @@
 Most claims of a cluster are bound and of no pod that waits, so each takes little memory.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
+from operator import itemgetter
 from sys import intern
 from typing import TypeVar
 
@@ -282,6 +284,9 @@ def _cached(value: tuple[object, ...]) -> tuple[object, ...]:
     return value
 
 
+_ALL_NODES = msgspec.msgpack.encode(())
+
+
 @dataclass(slots=True)
 class Storage:
     claims: dict[ClaimKey, Claim] = field(default_factory=dict)
@@ -289,6 +294,8 @@ class Storage:
     classes: dict[str, StorageClass] = field(default_factory=dict)
     drivers: dict[str, Driver] = field(default_factory=dict)
     capacities: dict[ClaimKey, Capacity] = field(default_factory=dict)
+    most_free: dict[str, list[tuple[int, bytes, ClaimKey]]] = field(default_factory=dict)
+    """Size, encoded nodes and key of capacities by class, the largest first."""
     limits: dict[str, NodeLimits] = field(default_factory=dict)
     """By node."""
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
@@ -315,10 +322,34 @@ class Storage:
         elif volume.available and not volume.deleting:
             self.available.setdefault(volume.storage_class, {})[name] = volume
 
+    def put_capacity(self, key: ClaimKey, capacity: Capacity | None) -> None:
+        """None removes the capacity."""
+        before = self.capacities.pop(key, None)
+        if before is not None:
+            places = self.most_free[before.storage_class]
+            del places[bisect_left(places, _place(key, before))]
+            if not places:
+                del self.most_free[before.storage_class]
+        if capacity is not None:
+            self.capacities[key] = capacity
+            insort(self.most_free.setdefault(capacity.storage_class, []), _place(key, capacity))
+
+    def nodes_for(self, storage_class: str, size: int) -> Iterator[tuple[NodeTerm, ...]] | None:
+        """Return the nodes that reach `size` bytes, the largest capacity first; None for all."""
+        places = self.most_free.get(storage_class, [])
+        enough = places[: bisect_right(places, -size, key=itemgetter(0))]
+        if any(nodes == _ALL_NODES for _, nodes, _ in enough):
+            return None
+        return (self.capacities[key].nodes for *_, key in enough)
+
     def waits_for_consumer(self, claim: Claim) -> bool:
         storage_class = self.classes.get(claim.storage_class)
         delayed = storage_class is not None and storage_class.waits_for_consumer
         return delayed and not claim.volume
+
+
+def _place(key: ClaimKey, capacity: Capacity) -> tuple[int, bytes, ClaimKey]:
+    return -capacity.largest, msgspec.msgpack.encode(capacity.nodes), key
 
 
 def _key_of(reference: ClaimReference) -> ClaimKey:

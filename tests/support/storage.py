@@ -169,5 +169,5 @@ def storage_of(*objects: Manifest) -> Storage:
             case _:
                 parsed = parse_capacity(msgspec.convert(manifest, ApiStorageCapacity))
                 if parsed is not None:
-                    storage.capacities["kube-system", name] = parsed
+                    storage.put_capacity(("kube-system", name), parsed)
     return storage
