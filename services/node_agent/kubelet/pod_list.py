@@ -35,7 +35,7 @@ class KubeletPods:
         self._read_credentials = read_credentials
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod, also under admission.
+        """Include pods under admission.
 
         Raises UnavailableError without a response, RequestError if access is denied.
         """
@@ -48,7 +48,7 @@ class KubeletPods:
         return configuration.kubeletconfig.topology_manager_policy
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read, and retry once: a restarted kubelet has another address or certificate."""
+        """Retry once: a restarted kubelet has another address or certificate."""
         try:
             return await self.kubelet.read(path, kind)
         except (UnreachableError, KubeconfigError):
@@ -58,7 +58,7 @@ class KubeletPods:
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime had a container in the last 3 s, deleted or not.
 
-        An old or a simulated kubelet, without this endpoint, names none.
+        A simulated kubelet, without this endpoint, names none.
         """
         try:
             listed = await self._read("/runningpods/", ObjectList[PodOutline])

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 3.0
 """How long before the kill of a pod the work of its clients is ended: the longest kernels end in
-that time, and the program has had the rest of its grace period."""
+that time."""
 LOOK_S = 0.5
 """Interval of looks at the kubelet's pods while MPS holds shares: a grace period may be 1 s."""
 PROBE_S = 30.0
@@ -37,7 +37,7 @@ PROBE_S = 30.0
 def drain_at(killed_at: float, seen_at: float) -> float:
     """Return when to end the work of a pod's clients: never in the first half of its grace period.
 
-    `seen_at` is when its deletion was seen. For a grace period of 1 s it is that moment.
+    `seen_at` is when its deletion was seen.
 
     >>> drain_at(130.0, 100.0), drain_at(105.0, 100.0), drain_at(101.0, 100.0)
     (127.0, 102.5, 100.0)
@@ -53,7 +53,6 @@ class MpsWatch:
         self.node = node
         self.enforcer = enforcer
         self._deleted_at: dict[PodUid, float] = {}
-        """When the deletion of each pod was seen."""
 
     @property
     def entries(self) -> Sequence[CheckpointEntry]:
@@ -61,14 +60,12 @@ class MpsWatch:
 
     @property
     def servers(self) -> Iterable[Sequence[CheckpointEntry]]:
-        """The entries of each server."""
         by_server: dict[Hashable, list[CheckpointEntry]] = {}
         for entry in self.entries:
             by_server.setdefault(target_of(entry).server, []).append(entry)
         return by_server.values()
 
     async def drain_ending(self) -> None:
-        """Look at the kubelet's pods at intervals, and drain those that are killed soon."""
         while True:
             if self.enforcer.daemons is not None and self.entries:
                 await self.drain_once()
@@ -113,7 +110,6 @@ class MpsWatch:
             logger.info("the GPU work of %d processes of %s is ended", len(clients), target)
 
     async def probe_servers(self) -> None:
-        """Probe all servers at intervals, and after a container has started again."""
         due = self.enforcer.probes_due
         while True:
             if self.enforcer.daemons is not None:
@@ -138,14 +134,10 @@ class MpsWatch:
                 self._open(targets[0])
 
     def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
-        """Return the entries whose processes end with those of a target."""
         return [entry for entry in self.entries if target_of(entry).server == target.server]
 
     async def _repair(self, entries: Sequence[CheckpointEntry], reason: str) -> None:
-        """Close the devices of a server and probe again; if that hangs, too, start it anew.
-
-        They open once a new client starts. On a busy node a single probe may be late.
-        """
+        """On a busy node a single probe may be late: a server is started anew if two hang."""
         target = target_of(entries[0])
         fault = cut(
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
