@@ -1,17 +1,18 @@
 """The kubelet's own list of pods, GET /pods."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TypeVar
 
 from msgspec import Struct
 
-from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import TERMINAL_PHASES, KubeletContainer, KubeletPod
 from shared.dialects.reserved import DEVICE_ORDER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.kubernetes.types import ObjectList, PodOutline, PodStatus
+from shared.kubernetes.types import ObjectList, PodOutline, PodPhase, PodStatus
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
@@ -25,6 +26,16 @@ class _Settings(Struct, rename="camel"):
 
 class _Configuration(Struct):
     kubeletconfig: _Settings
+
+
+class _Deletion(Struct, frozen=True, rename="camel", gc=False):
+    uid: PodUid = PodUid("")
+    deletion_timestamp: datetime | None = None
+
+
+class _EndingPod(Struct, frozen=True, gc=False):
+    metadata: _Deletion = _Deletion()
+    status: PodPhase = PodPhase()
 
 
 class KubeletPods:
@@ -41,6 +52,19 @@ class KubeletPods:
         """
         listed = await self._read("/pods", ObjectList[FullPod])
         return tuple(_pod(pod) for pod in listed.items or ())
+
+    async def list_ending(self) -> dict[PodUid, float]:
+        """Return, in Unix seconds, when the kubelet kills what is left of each deleted pod.
+
+        Raises as `list_pods` does, of which the list takes a fraction of the time to decode.
+        """
+        listed = await self._read("/pods", ObjectList[_EndingPod])
+        return {
+            pod.metadata.uid: deleted.timestamp()
+            for pod in listed.items or ()
+            if (deleted := pod.metadata.deletion_timestamp) is not None
+            and pod.status.phase not in TERMINAL_PHASES
+        }
 
     async def topology_policy(self) -> str:
         """Raises as `list_pods` does."""
@@ -68,7 +92,6 @@ class KubeletPods:
 
 
 def _pod(pod: FullPod) -> KubeletPod:
-    deleted = pod.metadata.deletion_timestamp
     init = (
         _container(container, init=container.restart_policy != "Always")
         for container in pod.spec.init_containers
@@ -83,7 +106,6 @@ def _pod(pod: FullPod) -> KubeletPod:
             *(_container(container, init=False) for container in pod.spec.containers),
         ),
         container_ids=_container_ids(pod.status),
-        killed_at=0.0 if deleted is None else deleted.timestamp(),
         leased_at=lease_outline(pod.metadata.annotations.get(ANNOTATION, "")).created_at,
     )
 

@@ -52,8 +52,6 @@ class KubeletPod:
     container_ids: Mapping[str, str] = field(default_factory=dict)
     leased_at: float = 0.0
     """Unix seconds, or 0, when the lease that it was bound with was created."""
-    killed_at: float = 0.0
-    """Unix seconds when the kubelet kills what is left of it, or 0 if it was not deleted."""
 
     @property
     def terminal(self) -> bool:
