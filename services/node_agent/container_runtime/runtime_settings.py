@@ -1,5 +1,6 @@
 """Settings of the container runtime by which pods can get GPUs that they do not lease."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ INJECTORS = ("device-injector", "cdi", "nvidia")
 """In the names of NRI plugins that add the devices which annotations name."""
 MAX_IMPORTS = 64
 MAX_BYTES = 1 << 20
+_STARS = re.compile(r"\*+")
+"""Of containerd's patterns, in which `**` is no more than `*`."""
 _NVIDIA = "nvidia"
 _GPU = "/dev/nvidia"
 
@@ -220,13 +223,13 @@ def _containerd_files(host: Path) -> list[Path]:
             continue
         read[path] = None
         beside = path.parent.relative_to(host)
-        imports = [str(beside / text).lstrip("/") for text in _texts(_parsed(path).get("imports"))]
-        pending += _existing(host, imports)
+        imports = (_STARS.sub("*", text) for text in _texts(_parsed(path).get("imports")))
+        pending += _existing(host, (str(beside / text).lstrip("/") for text in imports))
     return list(read)
 
 
 def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
-    paths = (path for pattern in patterns for path in sorted(host.glob(pattern)))
+    paths = (path for pattern in filter(None, patterns) for path in sorted(host.glob(pattern)))
     return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 
