@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.metrics import CONFIG_ERRORS
@@ -40,7 +42,7 @@ from shared.kubernetes.paths import node_path, objects_path
 from shared.kubernetes.strict_yaml import load_document
 from shared.kubernetes.types import ApiNode, RawObject
 from shared.model.bounds import cut
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -196,10 +198,9 @@ class DeviceConfigLoader:
 
     def _load_cache(self) -> dict[str, str | None]:
         try:
-            cached: dict[str, str | None] = json.loads(self.cache_file.read_text())
-        except (OSError, ValueError):
+            return msgspec.json.decode(self.cache_file.read_bytes(), type=dict[str, str | None])
+        except (OSError, *UNDECODABLE):
             return {}
-        return cached
 
 
 def _document(
