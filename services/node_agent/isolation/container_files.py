@@ -44,6 +44,8 @@ class ContainerFiles:
         self.timing = timing
         self.unwritable_reason = ""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
+        self._partly_removed: set[str] = set()
+        """Names of directories that seem young, as a part of their content was removed."""
 
     @property
     def paths(self) -> Paths:
@@ -182,17 +184,21 @@ class ContainerFiles:
             entries = list(root.iterdir())
         except OSError as error:
             raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
+        begun, self._partly_removed = self._partly_removed, set()
         for entry in entries:
             pod, _, container = entry.name.partition("_")
             if not container or pod in live:
                 continue
             with contextlib.suppress(OSError):
-                if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:
+                age_s = abs(now - entry.lstat().st_mtime)
+                if age_s < self.timing.new_files_s and entry.name not in begun:
                     continue
+                self._partly_removed.add(entry.name)
                 if entry.is_dir() and not entry.is_symlink():
                     remove_tree(entry)
                 else:
                     entry.unlink()
+                self._partly_removed.remove(entry.name)
 
 
 def _make_shared(directory: Path) -> None:
