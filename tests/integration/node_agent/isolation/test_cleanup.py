@@ -25,7 +25,8 @@ NUMBERS = {
 }
 LAST_CAPABILITY = 40
 DROP_FROM_BOUNDING_SET = 24
-TENANT, OTHER_TENANT = 1000, 1001
+TENANT = 1000
+OTHER_TENANT = 1001
 K8S = Path(__file__).parents[4] / "k8s"
 CLEAN = """
 import asyncio, sys
@@ -50,7 +51,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop ca
 
 def leave_files(made: Path) -> None:
     """Make a directory that only its user can enter, and a sticky one with another's file."""
-    private, sticky = made / "cache" / "private", made / "cache" / "sticky"
+    private = made / "cache" / "private"
+    sticky = made / "cache" / "sticky"
     for directory in (private, sticky):
         directory.mkdir(parents=True)
         (directory / "file").write_text("x")
