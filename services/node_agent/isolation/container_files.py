@@ -45,7 +45,7 @@ class ContainerFiles:
         self.unwritable_reason = ""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
         self._partly_removed: set[str] = set()
-        """Names of directories that seem young, as a part of their content was removed."""
+        """They seem young, as a part was removed."""
 
     @property
     def paths(self) -> Paths:

@@ -56,7 +56,7 @@ class KubeletPods:
     async def list_ending(self) -> dict[PodUid, float]:
         """Return, in Unix seconds, when the kubelet kills what is left of each deleted pod.
 
-        Raises as `list_pods` does, of which the list takes a fraction of the time to decode.
+        Raises as `list_pods` does.
         """
         listed = await self._read("/pods", ObjectList[_EndingPod])
         return {

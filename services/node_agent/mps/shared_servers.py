@@ -53,7 +53,6 @@ DEFAULT = "default"
 """Of clients that come without a namespace: no container has its socket."""
 LEAST_PERCENT = 1
 LEAST_MIB = 1
-"""What a client would get that finds that namespace."""
 UNSET = "-"
 MOST_CLIENTS = 64
 NOT_RUNNING = "its GPU's server does not run, or another process is in its place"

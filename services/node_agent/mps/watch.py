@@ -32,7 +32,7 @@ LOOK_S = 1.0
 """Interval of looks for deleted pods while MPS holds shares: with a grace period of 1 s, too, the
 kubelet kills a container only after 2 s."""
 READING_SHARE = 10
-"""The kubelet's list is read for a tenth of the time at most: a few pods can make it very large."""
+"""The kubelet's list is read for a tenth of the time at most."""
 MOST_PAUSE_S = 5.0
 """The longest pause after the kubelet's list took long to read."""
 PROBE_S = 30.0

@@ -34,7 +34,6 @@ MEGA = 1_000_000
 
 S = TypeVar("S")
 _Table = Mapping[str, tuple[str, Callable[[S], float | None]]]
-"""What a metric is about, and its value; without a value, no series."""
 
 
 def _drift(of: MeasuredShare) -> float | None:

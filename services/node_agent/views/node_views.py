@@ -67,7 +67,6 @@ class ViewWriter:
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
         self._read_at: float | None = None
-        """Or is first to be read, by the clock's ticks."""
         self._failure = ""
         self._observed: ApiNode | None = None
         self._written = "0"
