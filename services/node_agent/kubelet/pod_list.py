@@ -1,18 +1,17 @@
 """The kubelet's own list of pods, GET /pods."""
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import TypeVar
 
 from msgspec import Struct
 
-from services.node_agent.kubelet.pods import TERMINAL_PHASES, KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from shared.dialects.reserved import DEVICE_ORDER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.kubernetes.types import ObjectList, PodOutline, PodPhase, PodStatus
+from shared.kubernetes.types import ApiObject, ObjectList, PodOutline, PodStatus
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
@@ -26,16 +25,6 @@ class _Settings(Struct, rename="camel"):
 
 class _Configuration(Struct):
     kubeletconfig: _Settings
-
-
-class _Deletion(Struct, frozen=True, rename="camel", gc=False):
-    uid: PodUid = PodUid("")
-    deletion_timestamp: datetime | None = None
-
-
-class _EndingPod(Struct, frozen=True, gc=False):
-    metadata: _Deletion = _Deletion()
-    status: PodPhase = PodPhase()
 
 
 class KubeletPods:
@@ -58,12 +47,11 @@ class KubeletPods:
 
         Raises as `list_pods` does.
         """
-        listed = await self._read("/pods", ObjectList[_EndingPod])
+        listed = await self._read("/pods", ObjectList[ApiObject])
         return {
-            pod.metadata.uid: deleted.timestamp()
+            PodUid(pod.metadata.uid): deleted.timestamp()
             for pod in listed.items or ()
             if (deleted := pod.metadata.deletion_timestamp) is not None
-            and pod.status.phase not in TERMINAL_PHASES
         }
 
     async def topology_policy(self) -> str:

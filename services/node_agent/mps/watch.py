@@ -116,12 +116,15 @@ class MpsWatch:
             for pod, killed_at in self._killed_at.items()
             if now >= drain_at(killed_at, self._deleted_at[pod])
         }
-        if not due:
+        ending = [
+            entry
+            for entry in self.entries
+            if entry.lease.users and due.issuperset(entry.lease.users)
+        ]
+        if not ending:
             self.enforcer.drained = frozenset()
-            return
-        for entry in self.entries:
-            if due.issuperset(entry.lease.users):
-                await self._drain(entry)
+        for entry in ending:
+            await self._drain(entry)
 
     async def _drain(self, entry: CheckpointEntry) -> None:
         target = target_of(entry)

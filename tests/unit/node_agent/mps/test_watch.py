@@ -13,6 +13,7 @@ from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.mps.watch import MpsWatch
 from shared.model.errors import UnavailableError
+from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import PodUid
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import lease_of, share
@@ -66,12 +67,12 @@ class Daemons:
 
 
 class World:
-    def __init__(self, reading_s: float) -> None:
+    def __init__(self, reading_s: float, **lease: Any) -> None:
         self.clock = FakeClock()
         self.kubelet = Kubelet(self.clock, reading_s)
         self.daemons = Daemons(self.clock)
         held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
-        entry = entry_of(lease_of(POD, share(**held)))
+        entry = entry_of(lease_of(POD, share(**held), **lease))
         own_node = node_of(self.kubelet, clock=self.clock)
         own_node.checkpoint.by_key[entry.key] = entry
         self.watch = MpsWatch(own_node, Mps(cast("MpsRunner", self.daemons)))
@@ -122,6 +123,15 @@ async def test_work_is_ended_before_the_kill_whenever_a_pod_is_deleted(
     await deletion
 
     assert deleted_at + earliest_s <= world.daemons.ended_at < deleted_at + killed_s
+
+
+async def test_a_claim_that_no_pod_uses_yet_keeps_its_work_while_other_pods_end() -> None:
+    world = World(reading_s=0.0, claim=ClaimAllocation(generation="1"))
+    world.kubelet.ending[PodUid("another")] = world.clock.now()
+
+    await world.run(3.0)
+
+    assert not world.daemons.ended_at
 
 
 async def test_a_deletion_that_was_seen_is_acted_on_while_the_list_cannot_be_read() -> None:
