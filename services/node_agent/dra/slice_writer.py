@@ -75,7 +75,6 @@ class SliceWriter:
         self._stored: dict[str, RawObject] | None = None
         """None if they must be listed."""
         self._deleted: set[str] = set()
-        """UIDs since they were last written."""
         self._node_uid = ""
         self._has_groups: bool | None = None
         """None until a dry run has shown whether the API server stores compatibility groups."""

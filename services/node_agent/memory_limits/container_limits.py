@@ -453,7 +453,6 @@ class ContainerLimits:
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
-        """What setting a limit again does not mend."""
         late = (
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
