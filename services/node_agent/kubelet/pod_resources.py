@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API: which container holds which devices, also by ResourceClaims."""
+"""The kubelet's PodResources API: which container holds which devices."""
 
 import asyncio
 import contextlib
