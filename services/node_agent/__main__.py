@@ -10,7 +10,6 @@ NAME = "node-agent"
 
 
 async def serve_node(settings: AgentSettings, gpus: NodeGpus) -> None:
-    """Run until stopped; a booting node's kubelet requests devices before NATS is up."""
     tracing = open_tracing(NAME, settings)
     async with (
         open_bus(settings, NAME, settings.node_name) as bus,

@@ -9,10 +9,7 @@ class AgentTiming:
     """Timeout of Allocate for MIG instances; the kubelet admits no other pod meanwhile."""
     sight_s: float = 120.0
     """How long successive calls of the kubelet may wait, all together, for what the agent cannot
-    see. The kubelet sets no limit for Allocate, but reports itself as unhealthy once one turn of
-    its main loop, which may admit several pods, has taken five minutes. By then an API server
-    that was away for a minute has been queried again, also where the kubelet caches a denial for
-    30 s."""
+    see. A kubelet whose main loop takes five minutes is unhealthy."""
     partition_step_s: float = 15.0
     """Time limit of the driver to create or destroy one MIG instance."""
     starting_s: float = 10.0
@@ -20,9 +17,8 @@ class AgentTiming:
     registration_check_s: float = 20.0
     """Interval between checks that a registered resource is allocatable on the node."""
     status_late_s: float = 15.0
-    """How long node status may show none of a resource after the kubelet got its list. The kubelet
-    admits pods at once, and updates the status every 10 s by default:
-    https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/"""
+    """How long node status may show none of a resource after the kubelet got its list; the kubelet
+    updates the status every 10 s by default."""
     limit_settle_s: float = 0.1
     """By then, allocations admitted before a limit was lowered have been counted."""
     new_files_s: float = 300.0
@@ -31,7 +27,7 @@ class AgentTiming:
     """How long an unused library version stays: a container may be starting with it."""
     relist_s: float = 90.0
     """How long after its Binding, and after an outage of the API server, a pod may reach the
-    kubelet, which then retries to read its pods up to a minute apart."""
+    kubelet."""
     drain_s: float = 10.0
     """How long a stopping agent waits for containers to start, and for a kubelet that is away."""
 

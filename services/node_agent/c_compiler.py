@@ -11,10 +11,7 @@ FLAGS = ("-O2", "-s", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 
 def compile_c(target: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Compile `target`, and return it.
-
-    Raises UnavailableError without a C compiler, or with its message.
-    """
+    """Raises UnavailableError without a C compiler, or with its message."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise UnavailableError(f"{target.name} needs a C compiler: install gcc and libc6-dev")

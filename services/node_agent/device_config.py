@@ -1,7 +1,6 @@
-"""Configurations of Volcano's and NVIDIA's plugins, read again from files or ConfigMaps.
+"""Configurations of Volcano's and NVIDIA's plugins, from files or ConfigMaps.
 
-Of an invalid document, the last valid version stays in force, also after a restart; without one,
-what is valid of it. Its errors are logged, and are a metric and an Event of the node.
+Of an invalid document, the last valid version stays in force; without one, what is valid of it.
 """
 
 import asyncio
@@ -11,6 +10,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+
+import msgspec
 
 from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import SharingConfig
@@ -41,14 +42,13 @@ from shared.kubernetes.paths import node_path, objects_path
 from shared.kubernetes.strict_yaml import load_document
 from shared.kubernetes.types import ApiNode, RawObject
 from shared.model.bounds import cut
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
 
 AGENTS = "leasehold-agents"
-"""The namespace of agents, and of the configuration of replicas for their nodes."""
 _KEYS = {DEVICE_MAP: DEVICE_KEY, NODE_MAP: NODE_KEY, PLUGIN_MAP: ""}
-"""Of each ConfigMap; of the last one the node's label decides."""
+"""The node's label decides the last one's."""
 REFRESH_S = 60.0
 """How long a ConfigMap's content is used."""
 REQUEST_TIMEOUT_S = 3.0
@@ -56,11 +56,7 @@ REQUEST_TIMEOUT_S = 3.0
 
 
 class DeviceConfigLoader:
-    """How the node's GPUs are shared, from flags and all ConfigMaps together.
-
-    The contents in force are cached in a file: a restarted agent shares GPUs as before although a
-    ConfigMap is invalid, and before the API server responds, as a kubelet refuses pods meanwhile.
-    """
+    """The contents in force are cached in a file: an agent that restarts needs no API server."""
 
     def __init__(self, node: Node, settings: AgentSettings) -> None:
         self.client = node.kubernetes
@@ -84,9 +80,9 @@ class DeviceConfigLoader:
         self._read_errors: dict[str, str] = {}
 
     async def load(self) -> SharingConfig:
-        """Return the configuration, at most a minute old; the first time, ConfigMaps as cached.
+        """Return ConfigMaps as cached the first time.
 
-        Raises RequestError if the file of a flag cannot be read the first time.
+        Raises RequestError if the file of a flag cannot be read then.
         """
         if self._sharing is None or self.clock.ticks() >= self._read_at + REFRESH_S:
             if self._in_force is None:
@@ -146,10 +142,7 @@ class DeviceConfigLoader:
         return text
 
     async def _text_in(self, data: Mapping[str, str], key: str) -> str | None:
-        """Return the text of a ConfigMap; without a key, that of the node's label.
-
-        Raises UnknownConfigError for a label that names none.
-        """
+        """Without a key, the node's label decides. Raises UnknownConfigError if it names none."""
         if key:
             return data.get(key)
         node = await self.client.read(node_path(self.node), ApiNode)
@@ -175,7 +168,6 @@ class DeviceConfigLoader:
         return replace(config, errors=(*errors, *config.errors))
 
     def _replicas_of(self, texts: Mapping[str, str | None]) -> tuple[NodeSharing, tuple[str, ...]]:
-        """Return how the configuration of NVIDIA's plugin shares GPUs, and its errors."""
         errors: list[str] = []
         document = _document(texts.get(PLUGIN_MAP), PLUGIN_MAP, load_document, errors)
         if document is None:
@@ -206,16 +198,14 @@ class DeviceConfigLoader:
 
     def _load_cache(self) -> dict[str, str | None]:
         try:
-            cached: dict[str, str | None] = json.loads(self.cache_file.read_text())
-        except (OSError, ValueError):
+            return msgspec.json.decode(self.cache_file.read_bytes(), type=dict[str, str | None])
+        except (OSError, *UNDECODABLE):
             return {}
-        return cached
 
 
 def _document(
     text: str | None, source: str, load: Callable[[str], object], errors: list[str]
 ) -> object:
-    """Return the document, or None if there is none or its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
     except ValueError as error:

@@ -77,10 +77,7 @@ class DeviceWatcher:
             await self.node.clock.sleep(until_tick(PROBE_S))
 
     async def probe(self) -> None:
-        """Discover the GPUs once, and advertise changes.
-
-        Raises UnavailableError while they do not respond, RequestError for invalid settings.
-        """
+        """Raises UnavailableError while GPUs do not respond, RequestError for invalid settings."""
         config = await self.config.load()
         try:
             gpus = await self.driver.discover()
@@ -148,7 +145,7 @@ class DeviceWatcher:
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
 
     def _note_responding(self, responding: AbstractSet[DeviceUuid]) -> None:
-        """Have limits read back if a GPU responds again: its driver may have been loaded anew."""
+        """A GPU's driver may have been loaded anew: limits are read back."""
         if responding - self._responding:
             self.node.audit_due.set()
         self._responding = responding
@@ -202,7 +199,6 @@ class DeviceWatcher:
         self.advertise_amounts()
 
     def advertise_amounts(self) -> None:
-        """Advertise the amounts, with what pods request beyond their present shares."""
         shown = self.node.shown.with_more(excess_requests(self.node.checkpoint.entries))
         if self.node.snapshot is not None and shown != self.views.advertisement:
             self.views.set_advertisement(shown)

@@ -1,7 +1,4 @@
-"""Files of the node agent, which are replaced whole: a reader sees the old content or the new.
-
-And what it may safely do in directories that containers can write to.
-"""
+"""Files that are replaced whole, and directories that containers can write to."""
 
 import contextlib
 import os
@@ -12,14 +9,13 @@ from pathlib import Path, PurePath
 from threading import get_ident
 
 MOST_REMOVED = 100_000
-"""About as many entries are removed in one call: a few seconds of work."""
+"""Entries removed in one call: a few seconds of work."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give a file this content by a new inode, on disk when this returns; make its directory.
+    """Write a new inode, on disk when this returns; make its directory.
 
-    Raises OSError; the file is unchanged then. For example, `replace_file(state_dir / "x.json",
-    b"{}")`.
+    Raises OSError; the file is unchanged then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
@@ -39,7 +35,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush a directory's entries to disk. Raises OSError."""
+    """Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -52,8 +48,8 @@ def open_checked(
 ) -> int | str:
     """Open what passes a check, or return its problem; the caller closes what is returned.
 
-    A container may replace the file meanwhile: what is opened is what was checked, so that no
-    device and no pipe of it is ever opened. Raises OSError.
+    A container may replace the file meanwhile: no device and no pipe of it is ever opened. Raises
+    OSError.
     """
     handles: list[int] = []
     try:
@@ -82,8 +78,8 @@ def remove_tree(directory: Path) -> None:
     """Remove a directory in which a container may have made anything, or may still.
 
     Directories in it are moved up to the first level, so that their depth costs neither descriptors
-    nor stack. No link is followed. What cannot be removed keeps nothing else. Raises OSError if
-    something is left, also after `MOST_REMOVED` entries: the next call goes on.
+    nor stack. Raises OSError if something is left, also after `MOST_REMOVED` entries: the next call
+    goes on.
     """
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -98,7 +94,6 @@ def remove_tree(directory: Path) -> None:
 
 
 def _empty(directory: int, top: int, most: int) -> int:
-    """Remove the entries of a directory, and move directories up; return how many it has less."""
     count = 0
     with os.scandir(directory) as entries:
         for entry in entries:

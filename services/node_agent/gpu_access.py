@@ -1,4 +1,4 @@
-"""What reads and changes the GPUs of a node, and what measures their processes."""
+"""Access to the GPUs of a node and to their processes."""
 
 from dataclasses import dataclass, field
 
@@ -22,13 +22,12 @@ class NodeGpus:
     sample: SampleDevices
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     limits: LimitSetters | None = None
-    """What sets the driver's limits on memory, or None if nothing may."""
+    """None if nothing may set limits."""
     mps: MpsRunners | None = None
-    """What runs MPS, or None if nothing may."""
+    """None if nothing may run MPS."""
     set_time_slices: SetTimeSlices | None = None
-    """What sets the length of time slices, or None if nothing may."""
+    """None if nothing may set time slices."""
     has_processes: bool = True
-    """Whether `/proc` shows the processes of the GPUs."""
 
     def partitioner(self, settings: AgentSettings, step_s: float) -> Partitioners | None:
         if not settings.partitions:

@@ -1,4 +1,4 @@
-"""The lock of the state directory: one agent holds it and serves the node, others wait."""
+"""The lock of the state directory: one agent serves the node, others wait."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def this_instance(environ: Mapping[str, str]) -> AgentInstance:
 
 
 def running_instance(state_dir: Path) -> AgentInstance | None:
-    """Return the agent that serves the node, or None. Raises OSError if the lock cannot be read."""
+    """Raises OSError if the lock cannot be read."""
     try:
         file = (state_dir / FILE).open()
     except FileNotFoundError:
@@ -65,10 +65,7 @@ def running_instance(state_dir: Path) -> AgentInstance | None:
 async def instance_lock(
     state_dir: Path, environ: Mapping[str, str] = os.environ, *, warn_after_s: float = WARN_AFTER_S
 ) -> AsyncIterator[None]:
-    """Wait until no other agent, such as a predecessor, uses the state directory.
-
-    Raises UnavailableError if the directory cannot be written to.
-    """
+    """Raises UnavailableError if the directory cannot be written to."""
     try:
         await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
         file = await asyncio.to_thread((state_dir / FILE).open, "a+")

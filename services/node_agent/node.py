@@ -31,10 +31,7 @@ MAX_EVENTS = 4096
 
 
 class Outbox:
-    """Events to be published once the bus is connected.
-
-    Beyond `MAX_EVENTS` the oldest are dropped, as device reports have the same allocations.
-    """
+    """Beyond `MAX_EVENTS` the oldest are dropped, as device reports have the same allocations."""
 
     def __init__(self) -> None:
         self._events: deque[ShareActivated | ShareRefused] = deque(maxlen=MAX_EVENTS)
@@ -73,9 +70,9 @@ class Node:
     unread: tuple[UnreadDevice, ...] = ()
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
     compare_due: asyncio.Event = field(default_factory=asyncio.Event)
-    """The records must be compared with the leases without delay."""
+    """Compare the records with the leases without delay."""
     audit_due: asyncio.Event = field(default_factory=asyncio.Event)
-    """Limits may be gone: they must be compared with the leases without delay."""
+    """Compare limits with the leases without delay: they may be gone."""
     on_devices: list[Callable[[], None]] = field(default_factory=list)
     config_errors: list[str] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
@@ -84,13 +81,10 @@ class Node:
     nothing for them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """By device, which gets no new share."""
     grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """By device, which gets no new share."""
     unproven: bool = False
     """The kubelet has registered the resources anew, and nothing was given since."""
     unresolved_reason: str = ""
-    """Why the container for which the kubelet requests devices is not known."""
 
     @property
     def closed(self) -> dict[DeviceUuid, str]:

@@ -24,7 +24,7 @@ class OfferedMode:
         self.window = window
         self._chosen = ReplicaMode()
         self._advertised: Replicas | None = None
-        """As which GPUs are advertised; None: by amounts."""
+        """None if GPUs are advertised by amounts."""
 
     @property
     def problem(self) -> str:
@@ -33,11 +33,7 @@ class OfferedMode:
     async def choose(
         self, config: SharingConfig, gpus: Sequence[Gpu], before: Iterable[Device]
     ) -> SharingConfig:
-        """Return the configuration as it is in force now, by how GPUs were offered `before`.
-
-        The leases are requested before a change: of a lease that is only reserved, as that of a
-        claim is until its allocation is written, nothing has been sent to the agent.
-        """
+        """The leases are requested before a change: the agent is not sent those only reserved."""
         devices = tuple(before)
         mode = self._choose(config, gpus, devices, self._share_holders())
         if self._is_change(mode.replicas):
@@ -53,10 +49,7 @@ class OfferedMode:
         return replace(config, replicas=self._chosen.replicas)
 
     def advertise(self, replicas: Replicas | None) -> bool:
-        """Note how GPUs are advertised from now on; return False, and keep how they are, if not.
-
-        They are not if a pod has been admitted since that was chosen.
-        """
+        """Return False if a pod has been admitted since that was chosen."""
         fits = self._share_holders() == set() or (replicas is None and self._has_only_amounts())
         if self._is_change(replicas) and not fits:
             self._chosen = ReplicaMode(replicas=self._advertised)
@@ -91,7 +84,6 @@ class OfferedMode:
         return self._share_holders()
 
     def _has_only_amounts(self) -> bool:
-        """Return whether containers or bound leases have amounts, and none has a replica."""
         bound = (
             lease for lease in self.node.leases.leases.values() if lease.state in HONOURED_STATES
         )
@@ -105,7 +97,7 @@ class OfferedMode:
         return modes == {False}
 
     def _share_holders(self) -> set[str] | None:
-        """Return who holds parts of GPUs, or has been admitted to them; None if not known."""
+        """Return None if not known."""
         checkpoint = self.node.checkpoint
         leases = self.node.leases
         if not leases.synced or checkpoint.lost:

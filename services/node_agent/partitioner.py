@@ -1,7 +1,4 @@
-"""`python -m services.node_agent.partitioner`: MIG layouts, limits of memory, MPS and time slices.
-
-The one process with the privileges that this needs; see docs/decisions/0004.
-"""
+"""`python -m services.node_agent.partitioner`: the one process with privileges."""
 
 import asyncio
 import os

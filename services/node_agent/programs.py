@@ -18,12 +18,10 @@ KILL_S = 1.0
 """How long a killed program may take to end: one that sleeps in the driver is left there."""
 
 MOST_OUTPUT = 16 << 20
-"""Bytes: a program that prints more is killed. What it prints may come from a container; a list of
-60 clients of MPS has their command lines, of up to 128 KiB an argument."""
+"""A list of 60 clients of MPS has their command lines, of up to 128 KiB an argument."""
 READ_BYTES = 65_536
 
 _WAITS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="program")
-"""Wait for programs: those that hang keep nothing else waiting."""
 
 
 class UnseenError(UnavailableError):
@@ -42,9 +40,7 @@ async def execute(
     *,
     reads_errors: bool = False,
 ) -> tuple[int, str]:
-    """Run a program; return its exit code and output.
-
-    Raises SilentError after the limit, UnseenError if it cannot be started or prints too much.
+    """Raises SilentError after the limit, UnseenError if it cannot be started or prints too much.
 
     A daemon that it starts must not keep the pipe of the output, so without `text` there is none,
     unless its errors are to be read, too.
@@ -63,7 +59,6 @@ async def execute(
 
 
 def _communicate(process: subprocess.Popen[bytes], text: bytes, limit_s: float) -> bytes:
-    """Write a short text, and return what the program prints until it ends, or is killed."""
     until = time.monotonic() + limit_s
     try:
         if process.stdin is not None:
@@ -100,7 +95,7 @@ def _read(process: subprocess.Popen[bytes], pipe: IO[bytes], until: float) -> by
 def _spawn(
     command: Sequence[str], environment: Mapping[str, str], *, has_input: bool, reads_errors: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a program, but not by the event loop's fork, in which gRPC's handlers can crash."""
+    """The event loop's fork is not used: gRPC's handlers can crash in it."""
     nothing = subprocess.DEVNULL
     try:
         return subprocess.Popen(  # noqa: S603 - the driver's program, with our own arguments
@@ -117,16 +112,12 @@ def _spawn(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program that still runs, with what it has started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _own_environment() -> dict[str, str]:
-    """Return what a program of the driver needs of this process's environment.
-
-    With what marks processes of `leasehold up`, a daemon ends with it.
-    """
+    """With what marks processes of `leasehold up`, a daemon ends with it."""
     names = ("PATH", "LD_LIBRARY_PATH", "GPU_DRIVER_STATE", "LEASEHOLD_SUPERVISED")
     return {name: os.environ[name] for name in names if name in os.environ}

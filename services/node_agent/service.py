@@ -85,8 +85,6 @@ RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 @publishes(ClaimRestoreRequest, LeasesRequest)
 class NodeAgent:
-    """Publishes and consumes for its own node only."""
-
     def __init__(
         self,
         node: Node,
@@ -156,11 +154,7 @@ class NodeAgent:
 
     @answers
     async def report_terminated(self, event: TerminationRequest) -> TerminationReply:
-        """Return which of the pods' last containers have ended, as the kubelet shows it.
-
-        A prepared ResourceClaim has not. A pod that was allocated devices in the last `starting_s`
-        may still start its containers.
-        """
+        """A pod with devices allocated in the last `starting_s` may still start its containers."""
         starting = self.checkpoint.allocated_since(self.clock.now() - self.node.timing.starting_s)
         asked = {event.pod, *event.more_pods} - starting - self.checkpoint.claims
         terminated = await self.reconciler.terminated(asked)
@@ -221,7 +215,7 @@ class NodeAgent:
         return self.usage.report(self.watcher.health.latest_xids)
 
     async def drain(self) -> None:
-        """Admit no more pods, report that, and wait until the kubelet starts the admitted ones."""
+        """Wait until the kubelet starts the admitted pods."""
         self.window.draining = True
         self.node.report_due.set()
         began_at = self.clock.ticks()
@@ -279,12 +273,7 @@ class NodeAgent:
         return self.numa.described(self.leftovers.described(reported))
 
     def _served(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the resources that pods may be placed for, and which of them are newly served.
-
-        One that has not been registered for `UNSERVED_S` is left out, unless none is, as after a
-        restart of the kubelet: then the node is closed to all pods. One whose amount is still
-        allocated by device plugin is left out in any case.
-        """
+        """If no resource has been registered for `UNSERVED_S`, all stay: the node is closed."""
         if self.window.draining:
             return (AGENT_STOPPING,), ()
         if not self.numa.is_known:
@@ -301,7 +290,7 @@ class NodeAgent:
         return tuple(served), tuple(name for name in served if name in newly_served)
 
     def _next_reported_at(self) -> float:
-        """Return a time later than at the last call: consumers drop older reports."""
+        """Consumers drop reports that are older than the last one."""
         self._reported_at = max(self.clock.now(), self._reported_at + MIN_REPORT_STEP_S)
         return self._reported_at
 

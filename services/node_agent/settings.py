@@ -246,7 +246,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def runtime_root(self) -> Path | None:
-        """Below which the container runtime's settings are, or None for simulated nodes."""
+        """None for simulated nodes."""
         return self.host_root if self.driver_places is not None else None
 
     @property
@@ -270,7 +270,7 @@ class _KubeletFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
-    """Return credentials by flags, else kubelet.json, else defaults.
+    """Flags come before kubelet.json.
 
     Raises RequestError naming the file that cannot be read.
     """

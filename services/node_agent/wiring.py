@@ -90,7 +90,7 @@ async def node_agent(
     clock: Clock | None = None,
     timing: AgentTiming = DEFAULT_TIMING,
 ) -> AsyncIterator[NodeAgent]:
-    """Open all clients of a node agent, and lock its state directory until the context exits."""
+    """Lock the state directory until the context exits."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
         state = PurePosixPath(settings.state_dir.absolute())
@@ -163,7 +163,6 @@ def _container_limits(
     cdi: CdiFiles,
     list_pods: ListPods,
 ) -> ContainerLimits | None:
-    """Return what has the driver limit containers, or None if nothing may."""
     if gpus.limits is None or not settings.driver_limits:
         return None
     program = HookProgram(
@@ -192,7 +191,6 @@ def _mps(settings: AgentSettings, gpus: NodeGpus, list_pods: ListPods) -> Sequen
 
 
 def _time_library(settings: AgentSettings) -> TimeLibrary | None:
-    """Return the library of compute time, or None if that is off."""
     if settings.compute_by_time == OFF:
         return None
     return TimeLibrary(settings.state_dir.absolute(), settings.time_library or BUILT_LIBRARY)

@@ -120,7 +120,7 @@ def test_only_the_node_agent_is_root_and_mounts_host_paths() -> None:
             inside = container["securityContext"]
             assert inside["readOnlyRootFilesystem"] is True
             assert inside["allowPrivilegeEscalation"] is False
-            own = {"add": ["DAC_OVERRIDE"]} if agent else {}
+            own = {"add": ["DAC_OVERRIDE", "FOWNER"]} if agent else {}
             assert inside["capabilities"] == {"drop": ["ALL"], **own}
             assert inside.get("runAsUser", 65532) == (0 if agent else 65532)
 
@@ -129,9 +129,9 @@ def test_no_container_of_any_component_is_privileged_and_capabilities_are_few() 
     able = {(name, security.capabilities(it)) for name, it, _ in security.containers()}
 
     assert {(name, found) for name, found in able if found not in {"", "none"}} == {
-        ("node-agent", "DAC_OVERRIDE"),
+        ("node-agent", "DAC_OVERRIDE, FOWNER"),
         ("partitioner", "SYS_ADMIN"),
-        ("partitioner", "KILL, SETGID, SETUID, SYS_ADMIN, SYS_PTRACE"),
+        ("partitioner", "DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, SYS_ADMIN, SYS_PTRACE"),
     }
 
 

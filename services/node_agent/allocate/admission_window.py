@@ -1,16 +1,7 @@
 """The admission window: which pods may be bound to this node now.
 
-A kubelet requests devices for one pod after the other; if its agent is killed, it permanently fails
-every pod that waits. So only `MAX_IN_FLIGHT` pods are admitted before they have devices, one of
-each GPU, as the GPU may fail meanwhile, and only one while the kubelet has requested none lately. A
-kubelet that has lost its API server does not receive its pods: the first of them closes the node,
-until its devices are requested.
-
-A pod that Allocate would refuse, whose device is not healthy, or could not be given its MIG layout,
-is not admitted, also with a committed lease, as its binder may have stopped before it sent the
-Binding: it would fail, and its controller's next one, too. While the kubelet's pod list cannot be
-read, a container is identified only by its request: then pods with the same request are bound one
-after the other.
+A kubelet whose agent is killed permanently fails every pod that waits for devices, so few may wait.
+A pod that the kubelet does not receive closes the node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -37,7 +28,6 @@ from shared.model.names import DeviceUuid, PodUid
 PERMIT_S = 10.0
 """An admitted pod that is not bound within this time does not count."""
 MAX_IN_FLIGHT = 2
-"""Admitted pods without devices: the one that the kubelet serves, and the next."""
 RECENT_S = 2.0
 """A kubelet that has requested devices within this time receives its pods."""
 LATE_S = 5.0
@@ -65,17 +55,16 @@ class AdmissionWindow:
         self.ticks = node.clock.ticks
         self.draining = False
         self.aligns_numa = False
-        """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
+        """Pods in flight must have the same NUMA nodes."""
         self._waiting: dict[PodUid, tuple[Lease, float]] = {}
         self._refused: dict[PodUid, tuple[float, float]] = {}
 
     def in_flight(self) -> dict[PodUid, Lease]:
-        """Return the leases of all pods that wait for devices, bound or only admitted."""
         self._update()
         return {pod: lease for pod, (lease, _) in self._waiting.items()}
 
     def coming(self) -> dict[PodUid, Lease]:
-        """Return pods in flight that the kubelet may still serve; it never receives older ones."""
+        """Leave out pods that the kubelet never receives, as they are too old."""
         self._update()
         oldest = self.ticks() - self.node.timing.relist_s
         if self.node.api_away_at > oldest:
@@ -91,12 +80,7 @@ class AdmissionWindow:
         unserved: Mapping[str, UnservedResource] = NOTHING,
         is_serving: bool = False,
     ) -> BindReply:
-        """Return which pods must wait.
-
-        `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
-        cannot be read; either may be empty. `is_serving`: the kubelet requests devices at this
-        moment.
-        """
+        """`unready_reason`, and `unreadable_reason` of the kubelet's pod list, may be empty."""
         closed_reason = self._closed_reason(unready_reason, unserved)
         if closed_reason:
             return _closed(leases, closed_reason)
@@ -201,11 +185,10 @@ class AdmissionWindow:
     def _admit(
         self, leases: Sequence[Lease], node: NodeSnapshot, *, distinct: bool, is_serving: bool
     ) -> dict[PodUid, str]:
-        """Admit pods until as many as may be are in flight; return the others.
+        """Admit as many pods as may be in flight; return why the others would be refused.
 
-        Each has the reason why Allocate would refuse it, or an empty text if it comes next: then
-        its GPUs are kept for it, lest pods with fewer GPUs overtake it for ever. If pods must be
-        `distinct`, a pod waits for those in flight with the same request.
+        The text is empty for a pod that comes next: its GPUs are kept for it, lest pods with fewer
+        GPUs overtake it for ever.
         """
         allocated = self.node.checkpoint.allocated
         most = self._most_in_flight()
@@ -250,10 +233,6 @@ class AdmissionWindow:
         return deferred
 
     def _most_in_flight(self) -> int:
-        """Return 1 unless the kubelet has lately requested devices of this registration.
-
-        Until then, it may not receive pods, or choose other devices than the leased ones for all.
-        """
         recently = self.node.clock.now() - RECENT_S
         is_proven = not self.node.unproven and self.node.checkpoint.allocated_since(recently)
         return MAX_IN_FLIGHT if is_proven else 1

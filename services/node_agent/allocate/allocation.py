@@ -1,4 +1,4 @@
-"""The decision on an allocation, from the lease: what is given, or a refusal; pure."""
+"""What is allocated by a lease, or why it is refused; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class DeviceMismatchError(RequestError):
 
 
 class DeviceMissingError(RequestError):
-    """The driver does not list a device any more."""
+    """The driver no longer lists a device."""
 
 
 class OtherDevicesError(RequestError):
@@ -56,7 +56,7 @@ class OtherDevicesError(RequestError):
 
 
 NOT_ITS_OWN = (UnavailableError, DeviceMissingError)
-"""Errors of a pod that the next one would get as well, and that may pass."""
+"""Errors that the next pod would get as well, and that may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,24 +67,19 @@ class NodeSnapshot:
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
     absent: frozenset[DeviceUuid] = frozenset()
-    """Devices that the driver no longer lists; a container would start without them."""
     fences: Mapping[str, Fence] = field(default_factory=dict)
     instances: InstanceUuids = field(default_factory=dict)
     now: float = 0.0
 
 
 def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> None:
-    """Raise RequestError if the node cannot give out these shares as it is now.
-
-    Whether there is room is up to `services.node_agent.records.device_guard`.
-    """
+    """Raise RequestError if the node cannot give out these shares, apart from their room."""
     check_present(shares, node)
     check_fences(shares, pod, node.fences)
     check_devices(shares, node.devices)
 
 
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
-    """Raise DeviceMissingError if the driver no longer lists a device of the shares."""
     for share in shares:
         if share.device in node.absent:
             raise DeviceMissingError(
@@ -95,11 +90,7 @@ def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
 
 
 def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeName) -> Lease:
-    """Return the lease if it is live, of this pod and node, with shares for the container.
-
-    Raises RequestError naming what is missing, or a variable of the pod that is reserved for
-    leases.
-    """
+    """Raises RequestError, also for a variable of the pod that is reserved for leases."""
     pod = candidate.pod
     if lease is None:
         raise RequestError(
@@ -124,11 +115,7 @@ def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeNa
 
 
 def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategies) -> None:
-    """Raise RequestError if a later change of a source of variables could select other devices.
-
-    The pod's variables override those of the device plugin whenever the container starts, but no
-    CDI devices and mounts.
-    """
+    """Raise RequestError if a source of variables could override those of the device plugin."""
     if DeviceListStrategy.ENVVAR in strategies and any(
         map(may_set_reserved, candidate.container.prefixes)
     ):
@@ -169,11 +156,10 @@ def preferred_device_ids(
     must_include: Sequence[str],
     size: int,
 ) -> list[str]:
-    """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
+    """Choose the leased slots if they are free, else others of the device.
 
-    The lowest numbers come first, so that many IDs make few runs. Returns exactly `size` IDs with
-    `must_include` among them, or none, which leaves the choice to the kubelet. Raises RequestError
-    if the lease gives the container nothing.
+    Returns exactly `size` IDs with `must_include` among them, or none, which leaves the choice to
+    the kubelet. Raises RequestError if the lease gives the container nothing.
     """
     lease = valid_lease(lease, candidate, node.name)
     container = candidate.container.name
@@ -213,8 +199,7 @@ def grant(
     """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
     `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
-    lease: limits come from the lease, not from the names of IDs. A kubelet that chose another
-    device may have had no choice: the leased one is checked first.
+    lease. The leased device is checked first: the kubelet may have had no other choice.
     """
     container = candidate.container
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
@@ -244,10 +229,7 @@ def grant(
 
 
 def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> ContainerSetup:
-    """Return the setup that gives a container its shares and enforces their limits.
-
-    Raises RequestError for a MIG instance that does not exist, or is beside other shares.
-    """
+    """Raises RequestError for a MIG instance that does not exist, or is beside other shares."""
     dialect = dialect_of(lease)
     shares = lease.shares_of(container)
     if any(share.mig for share in shares):
@@ -269,7 +251,6 @@ def _with_time(
 
 
 def _with_hook(setup: ContainerSetup, lease: Lease, container: str) -> ContainerSetup:
-    """Add the CDI device by which the runtime has the driver limit the container's memory."""
     if not any(share.memory == "driver" for share in lease.shares_of(container)):
         return setup
     hook = qualified_limits(lease.pod, container)
@@ -290,7 +271,7 @@ def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[s
 
 
 def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEntry:
-    """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
+    """Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
     check_shares(shares, lease.pod, node)
     names = tuple(map(allocated_name, shares))
@@ -333,7 +314,6 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
 
 
 def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
-    """Raise DeviceMismatchError if a share cannot be given out of its device as it is now."""
     for share in shares:
         device = devices.get(share.device)
         if device is None:
@@ -380,7 +360,6 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
 
 
 def _check_replica(share: Share, device: Device) -> None:
-    """Raise DeviceMismatchError if a replica is not as the device is offered, or an amount."""
     leased = share.mode if is_replica(share.mode) else None
     replicas = device.replicas
     offered = "by amounts"

@@ -1,8 +1,7 @@
-"""CDI specifications: what a device, and a request of a ResourceClaim, add to a container; pure.
+"""CDI specifications of devices and of requests of ResourceClaims; pure.
 
-https://github.com/cncf-tags/container-device-interface. The CDI kind is Leasehold's: runtimes
-inject no device that two files define. Libraries for graphics and video are left out, since
-HAMi-core does not limit them.
+https://github.com/cncf-tags/container-device-interface. Libraries for graphics and video are left
+out, since HAMi-core does not limit them.
 """
 
 import re
@@ -19,13 +18,12 @@ from shared.model.names import PodUid
 from shared.model.quantity import parse_decimal
 
 VERSION = "0.5.0"
-"""The lowest version with all fields used here."""
+"""The lowest with all fields used here."""
 KIND = "leasehold.dev/gpu"
 FILE = "leasehold.dev-gpu.json"
 NOT_BY_NVIDIA = f"{VISIBLE}={NOTHING_VISIBLE}"
 """Overrides the image's variable, so that NVIDIA's own runtime adds no devices."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-"""Shared by all devices; absent ones are left out."""
 LIBRARIES = (
     "libcuda.so",
     "libcudadebugger.so",
@@ -41,7 +39,6 @@ LIBRARIES = (
     "libnvidia-pkcs11.so",
     "libnvidia-ptxjitcompiler.so",
 )
-"""Each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
 CLAIM_KIND = "leasehold.dev/claim"
 LIMITS_KIND = "leasehold.dev/limits"
@@ -61,11 +58,10 @@ def build_specification(
     common: Mapping[str, Any] | None,
     devices_at: str = "",
 ) -> dict[str, Any]:
-    """Return the specification of all GPUs and MIG instances.
+    """An instance without all its `minors`, the numbers of MIG's device nodes, is left out.
 
-    `minors` numbers the device nodes of MIG's capabilities; an instance without all its numbers is
-    left out. `common` are the driver's edits, `devices_at` is the host's directory with its /dev;
-    without a driver, as with simulated GPUs, there are no device nodes.
+    `common` are the driver's edits, None for simulated GPUs. `devices_at` is the host's directory
+    with its /dev.
     """
     devices = [
         {"name": name, "containerEdits": _edits(nodes if common is not None else (), devices_at)}
@@ -82,7 +78,6 @@ def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
 
 
 def parse_minors(text: str) -> dict[str, int]:
-    """Read `/proc/driver/nvidia-caps/mig-minors`: a capability and its number on each line."""
     pairs = (line.split() for line in text.splitlines())
     return {
         pair[0]: minor
@@ -107,7 +102,7 @@ def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[st
 
 
 def _capabilities(gpu: Gpu, instance: MigInstance, minors: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the device nodes that open this instance only; empty paths for unknown numbers."""
+    """Paths are empty for unknown numbers."""
     within = f"gpu{gpu.index}/gi{instance.gi}"
     keys = (f"{within}/access", *(f"{within}/ci{ci}/access" for ci in instance.compute_ids))
     return tuple(
@@ -131,10 +126,7 @@ def device_nodes(paths: Iterable[str], devices_at: str) -> list[dict[str, str]]:
 def driver_edits(
     root: str, *, nodes: Sequence[dict[str, str]], files: Iterable[str], folder: str, hook: str
 ) -> dict[str, Any]:
-    """Return what every container gets of the driver, by paths below its root on the host.
-
-    `hook` is NVIDIA's program on the host that completes a container's file system.
-    """
+    """Paths are below the driver's root; `hook` is NVIDIA's program on the host."""
     link = f"libcuda.so.1::{folder}/libcuda.so"
     return {
         "deviceNodes": list(nodes),
@@ -158,10 +150,9 @@ def _hook(path: str, *words: str) -> dict[str, Any]:
 
 
 def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, Any] | None:
-    """Return the specification of a claim's requests, or None if all are for whole devices.
+    """Return None if all requests are for whole devices.
 
-    One CDI device for each request carries its limits: two with the same variable would overwrite
-    each other.
+    Each request is a CDI device: two with the same variable would overwrite each other.
     """
     devices = [
         {
@@ -194,10 +185,7 @@ def _claim_device(entry: CheckpointEntry) -> str:
 
 
 def limits_device(holder: PodUid, container: str) -> str:
-    """Return the name of the device with a container's hook.
-
-    A request of a prioritized list has a slash, which no name of CDI has.
-    """
+    """A request of a prioritized list has a slash, which no name of CDI has."""
     return f"{holder}-{_NOT_IN_NAMES.sub('.', container)}"
 
 
@@ -208,11 +196,7 @@ def qualified_limits(holder: PodUid, container: str) -> str:
 def build_limits_specification(
     program: tuple[str, str], holder: PodUid, container: str, fence: int
 ) -> dict[str, Any]:
-    """Return the specification of a device that only has a runtime call our hook.
-
-    `program` is the hook's path on the host and the socket that it is given. Its other arguments
-    are names; the agent has the amounts.
-    """
+    """`program` is the hook's path on the host and its socket."""
     path, socket = program
     hook = {
         "hookName": "createRuntime",

@@ -1,7 +1,4 @@
-"""The file with the CDI specification of this node's devices.
-
-It is compared at every probe: a lost or overwritten file is restored within seconds.
-"""
+"""The file with the CDI specification of this node's devices."""
 
 import asyncio
 import contextlib
@@ -51,7 +48,6 @@ FOLDERS = (
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu/nvidia/current",
 )
-"""Below the driver's root."""
 HOOKS = (
     "/usr/bin/nvidia-cdi-hook",
     "/usr/bin/nvidia-ctk",
@@ -66,7 +62,6 @@ BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
 READ_TIMEOUT_S = 1.0
 """A kubelet refuses pods that arrive while an agent starts."""
 USED_BEFORE = "containerd://2.0"
-"""A runtime for which an earlier run has written the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +69,8 @@ class DriverPaths:
     roots: Sequence[Path] = DRIVER_ROOTS
     """The first that has the driver's libraries counts."""
     host: Path = Path("/")
-    """The host's root as this process sees it."""
     hook: str = ""
-    """NVIDIA's program on the host; by default the first of `HOOKS` that exists."""
+    """On the host; by default the first of `HOOKS` that exists."""
     proc: Path = Path("/proc")
 
     def seen(self, path: Path | str) -> Path:
@@ -112,14 +106,9 @@ class CdiFiles:
         self._runtime = ""
         self._why_no_cdi: str | None = None
         self.unwritable_reason = ""
-        """Why no new container could get devices by the file when it was last written."""
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
-        """Write these GPUs to the file, or remove it if no container uses it.
-
-        Restarts of containers that run need it, too. Raises UnavailableError naming the missing
-        file of the driver, or the path that cannot be written.
-        """
+        """Raises UnavailableError naming the missing or unwritable path."""
         self._gpus = tuple(gpus)
         async with self._writing:
             if not self.configured and self.strategies != BY_CDI:
@@ -145,7 +134,6 @@ class CdiFiles:
         self.unwritable_reason = ""
 
     async def _choose(self) -> None:
-        """Use CDI from now on if it works; without the API server, if the agent used it before."""
         if not self._runtime and self.places is not None:
             with contextlib.suppress(LeaseholdError, TimeoutError):
                 async with asyncio.timeout(READ_TIMEOUT_S):
@@ -164,9 +152,9 @@ class CdiFiles:
             DEVICE_LIST.labels(chosen).set(1)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
-        """Ensure that the file contains a container's devices; MIG instances may be new.
+        """MIG instances may be new.
 
-        Raises UnavailableError if it cannot: the runtime would not start the container.
+        Raises UnavailableError for devices that the file cannot have.
         """
         names = frozenset(name for name in setup.cdi_devices if name.startswith(f"{KIND}="))
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
@@ -215,7 +203,7 @@ class CdiFiles:
 
 
 def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
-    """Write it unless it is there already. Raises UnavailableError naming the path."""
+    """Raises UnavailableError naming the path."""
     content = json.dumps(specification, indent=2).encode() + b"\n"
     try:
         if path.is_file() and path.read_bytes() == content:
@@ -248,9 +236,9 @@ def why_no_cdi(runtime: str, places: DriverPaths | None, driver: str, directory:
 
 
 def find_driver(places: DriverPaths, version: str) -> tuple[dict[str, Any], str]:
-    """Return what containers get of a driver's version, and the directory that has its /dev.
+    """Return what containers get of the driver, and the directory that has its /dev.
 
-    Raises UnavailableError naming the missing file: no container could use a GPU.
+    Raises UnavailableError naming the missing file.
     """
     candidates = ((root, places.seen(root), folder) for root in places.roots for folder in FOLDERS)
     name = f"libcuda.so.{version}"

@@ -1,4 +1,4 @@
-"""NVIDIA's device-list strategies, which pass devices to containers as its plugin does; pure."""
+"""NVIDIA's device-list strategies; pure."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ DEFAULT_STRATEGIES: DeviceListStrategies = (DeviceListStrategy.ENVVAR,)
 
 
 def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
-    """Parse the names of strategies; none for `AUTO`. Raises RequestError for an unknown name.
+    """Return no strategies for `AUTO`. Raises RequestError for an unknown name.
 
     >>> parse_strategies(["envvar"])
     (<DeviceListStrategy.ENVVAR: 'envvar'>,)
@@ -61,11 +61,7 @@ def has_cdi(runtime: str) -> bool:
 def name_devices(
     setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies
 ) -> ContainerSetup:
-    """Return the setup with its devices named by the strategies.
-
-    `setup` names them in the variable, as all dialects do; `devices` are UUIDs of GPUs and MIG
-    instances.
-    """
+    """`setup` names its devices in the variable, as all dialects do; `devices` are UUIDs."""
     environment = dict(setup.environment)
     mounts = list(setup.mounts)
     if DeviceListStrategy.ENVVAR not in strategies:

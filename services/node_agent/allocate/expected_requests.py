@@ -9,14 +9,10 @@ from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 RequestSignature = tuple[str, int]
-"""A resource, and how many of it."""
 
 
 def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
-    """Whether the kubelet may still request devices for containers of the lease's pod.
-
-    For a ResourceClaim it never calls the device plugin.
-    """
+    """For a ResourceClaim the kubelet never calls the device plugin."""
     if lease.state not in HONOURED_STATES or lease.claim is not None:
         return False
     done = [(lease.pod, name) in allocated for name in lease.containers]

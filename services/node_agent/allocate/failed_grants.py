@@ -1,8 +1,4 @@
-"""What could not be given for a reason that would fail the next pod, too.
-
-The device gets no new share, or the node no new pod, until the agent succeeds in trying again. A
-pod that was bound before waits in its call.
-"""
+"""Closes a device, or the node, while what could not be given would fail the next pod, too."""
 
 import asyncio
 import logging
@@ -25,8 +21,7 @@ MAX_AGAIN_S = 60.0
 NOT_GIVEN = "GrantFailed"
 
 TryAgain = Callable[[], Awaitable[None]]
-"""Raises an error of `NOT_ITS_OWN` while it fails; any other one ends the tries, since it is about
-one pod only."""
+"""Raises an error of `NOT_ITS_OWN` while it fails; any other one ends the tries."""
 
 
 class FailedGrants:
@@ -50,7 +45,6 @@ class FailedGrants:
         self._added.set()
 
     def close_node(self, reason: str, try_again: TryAgain) -> None:
-        """Close the node, since it is not known for which of its pods devices are requested."""
         logger.error("no pod may be bound to this node: %s", reason)
         self.node.unresolved_reason = cut(reason)
         self._tries[None] = try_again

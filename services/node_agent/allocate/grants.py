@@ -1,4 +1,4 @@
-"""Gives containers and ResourceClaims their shares: checked, on disk, recorded, then reported."""
+"""Gives containers and ResourceClaims their shares."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ Decide = Callable[[NodeSnapshot], CheckpointEntry]
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise an error of the operating system as UnavailableError: it is not the pod's."""
+    """Raise an OSError as UnavailableError: it is not the pod's."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def os_errors() -> Iterator[None]:
 
 
 class LeaseEndedError(ConflictError):
-    """A lease ended before the device had room for it; the claim may have another one."""
+    """The claim may have another lease."""
 
 
 class Grants:
@@ -51,7 +51,7 @@ class Grants:
         self.reconciler = reconciler
         self.failed = FailedGrants(node)
         self._failed_pods: Set[DeviceUuid | None] = frozenset()
-        """By closed device, or None for the node."""
+        """By closed device; None is the node."""
 
     @asynccontextmanager
     async def counted(self, resource: str) -> AsyncIterator[None]:
@@ -84,13 +84,10 @@ class Grants:
     ) -> CheckpointEntry:
         """Give a container, or a claim's request, its shares; they are recorded on return.
 
-        Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
-        on a device that is full by the records: neither beyond `until`. While room cannot be seen,
-        it waits until `blind_until`.
-
-        What fails for a reason that is not the pod's own closes its devices. If another pod has
-        failed since, this one was bound before: it is tried again until `blind_until`, since the
-        kubelet fails it otherwise.
+        Waits for MIG instances, lost records and room until `until`; while room cannot be seen,
+        until `blind_until`. What fails for a reason that is not the pod's own closes its devices.
+        If another pod has failed since, this one was bound before: it is tried again until
+        `blind_until`, since the kubelet fails it otherwise.
         """
         node = self.node
         ticks = self.node.clock.ticks
@@ -162,7 +159,6 @@ class Grants:
         self.failed.close_devices(shares, reason, try_again)
 
     async def prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
-        """Create missing files again; a reset of the device removes its MIG instances."""
         allocation = entry.allocation
         if entry.instances:
             existing = await self.mig.instance_uuids(allocation.lease, allocation.container)
@@ -184,7 +180,6 @@ class Grants:
         await self.node.cdi.ensure_named(entry.setup)
 
     async def _wait_for_records(self, until: float) -> None:
-        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError after `until`."""
         while self.node.checkpoint.lost:
             if self.node.clock.ticks() > until:
                 raise UnavailableError(
@@ -196,11 +191,10 @@ class Grants:
     async def _record(
         self, entry: CheckpointEntry, snapshot: NodeSnapshot, until: float, blind_until: float
     ) -> None:
-        """Record an entry once its devices can hold it: pods that have just ended are forgotten.
+        """Record an entry once its devices can hold it.
 
-        Raises OvercommitError if they cannot hold it then, UnavailableError if that cannot be seen,
-        and LeaseEndedError if a claim's lease ends first: the other pods had lost their leases, not
-        ended.
+        Raises OvercommitError, UnavailableError if their holders cannot be seen, and
+        LeaseEndedError if a claim's lease ends first.
         """
         node = self.node
         pause_s = 0.0

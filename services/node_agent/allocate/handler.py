@@ -1,8 +1,6 @@
 """Serves the kubelet's calls: resolves the container, and gives it the shares of its lease.
 
-Calls for one resource are served one after the other, since each changes which container is next. A
-refused pod fails permanently, so only a contradiction is refused; for what cannot be seen (the API
-server, the kubelet's lists or the binder do not respond), a call waits.
+A refused pod fails permanently, so a call waits for what cannot be seen.
 """
 
 import asyncio
@@ -68,7 +66,6 @@ class AllocationHandler:
         self.patience = Patience(node.clock, node.timing.sight_s)
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
-        """Device IDs of calls that wait for MIG instances."""
         self._preferred: dict[str, tuple[PodUid, str]] = {}
         """The container of the latest reply, by resource."""
         self._registrations = 0
@@ -76,7 +73,7 @@ class AllocationHandler:
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> list[str]:
-        """Return the IDs that the container's lease names; none if the container is ambiguous."""
+        """Return no IDs if the container is ambiguous."""
         snapshot = self.node.require_snapshot()
         async with self.patience.serving(), self._locks[resource]:
             candidate = await self._resolve(resource, size)
@@ -98,7 +95,7 @@ class AllocationHandler:
         return preferred
 
     def note_registered(self) -> None:
-        """Note that the kubelet has registered a resource: it may have another configuration."""
+        """The kubelet may have another configuration."""
         self._registrations += 1
         self.node.unproven = True
 
@@ -119,10 +116,9 @@ class AllocationHandler:
             raise kind(refusal_text(str(error), self.node.name, resource, device_ids)) from error
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Allow a start if PodResources shows the IDs with the container they were allocated to.
+        """Raises RequestError if another container has the IDs, or they were not allocated.
 
-        PodResources omits init containers. Missing files are created again. Raises RequestError if
-        another container has the IDs, or they were not allocated.
+        PodResources omit init containers.
         """
         ids = compact(device_ids)
         node = self.node
@@ -179,7 +175,7 @@ class AllocationHandler:
     async def _give(
         self, candidate: ContainerCandidate, resource: str, device_ids: Sequence[str]
     ) -> CheckpointEntry:
-        """Give the container what its lease has for it; a repeated call gets the same setup."""
+        """A repeated call gets the same setup."""
         node = self.node
         container = candidate.container
         ids = compact(device_ids)
@@ -221,9 +217,7 @@ class AllocationHandler:
         """Close the devices of a lease, since the kubelet chose others.
 
         They open once the kubelet has the lease's IDs free, or has restarted, if it ignored the
-        preferred ones. If one of them leaves the node, the lease is never given: then it closes
-        none of them any more. A missing device is unhealthy anyway, and the kubelet chooses anew
-        once it is back.
+        preferred ones.
         """
         node = self.node
         name = candidate.container.name
@@ -331,10 +325,9 @@ class AllocationHandler:
     ) -> ContainerCandidate | AmbiguousContainer:
         """Return the container that `count` devices are for.
 
-        Without `device_ids`, the chosen ones, an ambiguous container stays so. With them, the
-        kubelet's lists are read again for `RESOLVE_S`; until the deadline of `patience` while
-        something cannot be seen, or if another call's container was ambiguous shortly before: one
-        pod fails for that, not each bound one. Raises UnavailableError after the deadline.
+        With `device_ids`, the chosen ones, an ambiguous container is resolved again for
+        `RESOLVE_S`, or until the deadline of `patience` while something cannot be seen. Raises
+        UnavailableError after the deadline.
         """
         ticks = self.node.clock.ticks
         until = ticks() + RESOLVE_S
@@ -358,7 +351,6 @@ class AllocationHandler:
     async def _check_resolved(
         self, resource: str, candidates: Iterable[ContainerCandidate]
     ) -> None:
-        """Raise UnavailableError while one of these containers waits for devices."""
         pods = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         served = self._history(resource).allocated
         left = tuple(
@@ -375,12 +367,9 @@ class AllocationHandler:
     ) -> tuple[ContainerCandidate | AmbiguousContainer, str]:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
-        A pod that no list contains may have a lease that the agent does not know yet, or be missing
-        in an old list: PodResources are not. So a container that was served or refused before
-        counts only if no such pod waits: an old list may have the earlier pod of the same name, or
-        show one that has failed as pending. Without a reply on the leases, a refused one never
-        counts. A pod with a lease that is only reserved, as after a rollback of the ledger, is no
-        candidate yet: it is waited for.
+        A container that was served or refused before counts only if no unlisted pod with a lease
+        waits: an old list may have the earlier pod of the same name. A pod whose lease is only
+        reserved, as after a rollback of the ledger, is waited for.
         """
         node = self.node
         snapshot = self.node.require_snapshot()
@@ -429,7 +418,6 @@ class AllocationHandler:
         return result, blind
 
     async def _fetch_leases(self) -> str:
-        """Return why there is no reply, or an empty text."""
         try:
             await self.node.lease_sync.fetch()
         except UnavailableError as error:
@@ -449,7 +437,6 @@ class AllocationHandler:
     def _unanswered(
         self, candidates: Sequence[ContainerCandidate], resource: str
     ) -> tuple[ContainerCandidate, ...]:
-        """Return the candidates that were neither served nor refused before."""
         served = self._served(candidates, resource)
         return tuple(
             candidate
@@ -460,10 +447,8 @@ class AllocationHandler:
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
 
-        For `LEASE_WAIT_S` it is requested again if it is only reserved (its binder is about to bind
-        it), or not the pod's present one: an earlier lease's Binding has arrived late. Raises
-        RequestError if that does not change. Without a reply it is requested until the deadline of
-        `patience`, then raises UnavailableError.
+        Without a reply it is requested until the deadline of `patience`, then raises
+        UnavailableError.
         """
         pod = candidate.pod.uid
         began = self.node.clock.ticks()
@@ -500,7 +485,6 @@ class AllocationHandler:
 
 
 def _committed(leases: Iterable[Lease]) -> Iterator[Lease]:
-    """Yield the leases that are only reserved as they are once a binder has committed them."""
     for lease in leases:
         if lease.state is LeaseState.RESERVED:
             yield structs.replace(lease, state=LeaseState.BOUND)

@@ -1,13 +1,8 @@
 """Alignment of GPUs with CPUs: which NUMA nodes device IDs show to the kubelet's Topology Manager.
 
-The kubelet chooses NUMA nodes by the free IDs before it calls the device plugin, and these do not
-tell whether a GPU has room. So while a pod with a lease is about to be admitted, only the IDs of
-its GPUs show a NUMA node: the kubelet chooses one of these, or rejects the pod because that node
-has no CPUs left. At other times, each ID shows the NUMA node of its GPU; none do to a kubelet whose
-policy is `none`, or is not known.
-
-Leases count the CPUs that pods get beside their GPUs, so that no pod is placed where it is
-rejected. CPUs that pods have beyond their leases are reported as not there.
+The kubelet chooses NUMA nodes by the free IDs before it calls the device plugin. So while a pod
+with a lease is about to be admitted, only the IDs of its GPUs show a NUMA node. CPUs that pods have
+beyond their leases are reported as not there.
 """
 
 import asyncio
@@ -35,9 +30,9 @@ REJECTING = frozenset({"restricted", SINGLE_NODE})
 ALIGNING = REJECTING | {"best-effort"}
 CPU_LIST = "/sys/devices/system/node/node{}/cpulist"
 MOST_NUMA_NODES = 8
-"""Of one device ID: its entry in the list stays below 128 bytes."""
+"""An ID's entry in the list stays below 128 bytes."""
 TAKEN_S = 0.25
-"""How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
+"""How long a kubelet may take to apply a list; its binder waits for less than 0.5 s in all."""
 LOOK_S = 0.01
 """Interval of looks whether the kubelet has applied a list."""
 ALIGN_S = 1.0
@@ -45,7 +40,7 @@ ALIGN_S = 1.0
 IDLE_S = 10.0
 """The same while the kubelet aligns nothing."""
 COUNT_S = 0.1
-"""How long the kubelet may take to list pods before one is bound, which waits for that."""
+"""How long the kubelet may take to list pods before one is bound."""
 CPUS_TAKEN = "the kubelet has given the CPUs beside the pod's GPUs to other containers"
 LIST_NOT_TAKEN = "the kubelet does not know yet on which NUMA node the pod's GPUs are"
 
@@ -53,10 +48,7 @@ LIST_NOT_TAKEN = "the kubelet does not know yet on which NUMA node the pod's GPU
 def shown_numa_nodes(
     devices: Mapping[DeviceUuid, Device], coming: Iterable[Lease]
 ) -> dict[DeviceUuid, NumaNodes]:
-    """Return the NUMA nodes that the IDs of each device show; `coming` are leases of pods.
-
-    The kubelet may choose any NUMA node of a lease. If one of them is not known, it shows none.
-    """
+    """A device shows none if a NUMA node of its lease is not known."""
     own = {device.uuid: device.numa for device in devices.values()}
     leases = tuple(coming) if len(set(own.values())) > 1 else ()
     if not leases:
@@ -94,7 +86,6 @@ class NumaAlignment:
         self.plugins = plugins
         self.window = window
         self._registrations = 0
-        """When the policy was read: a kubelet that restarts may have another."""
         self._policy = ""
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
         self._sent_at = 0.0
@@ -104,12 +95,12 @@ class NumaAlignment:
 
     @property
     def is_known(self) -> bool:
-        """Whether the kubelet's requirements are known; until then, no pod must come."""
+        """Until the kubelet's requirements are known, no pod must come."""
         return self._is_known or all(device.numa is None for device in self.node.devices)
 
     @property
     def is_starting(self) -> bool:
-        """Whether they may be unknown without a fault: the kubelet may start after the agent."""
+        """The kubelet may start after the agent."""
         return not self.is_known and self.node.clock.ticks() < self._late_at
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -166,11 +157,6 @@ class NumaAlignment:
         return True
 
     async def short_of_cpus(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
-        """Return the pods whose CPUs the kubelet has given to others since they were reported.
-
-        CPUs of pods without a lease, and of containers without a GPU, are known once they are
-        given.
-        """
         names = {numa: numa_cpus_name(numa) for numa in self._cpus}
         if not any(name in lease.resources for lease in leases for name in names.values()):
             return ()
@@ -193,10 +179,10 @@ class NumaAlignment:
         return tuple(short)
 
     async def align(self) -> bool:
-        """Send the lists if they change; return whether the kubelet has taken them.
+        """Return whether the kubelet has taken the lists.
 
-        It has `TAKEN_S` for that. One that shows no new list for `status_late_s` counts as having
-        taken it: then the kubelet refuses pods, or none would ever come.
+        One that shows no new list for `status_late_s` counts as having taken it: else no pod would
+        ever come.
         """
         shown: dict[DeviceUuid, NumaNodes] = {}
         if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:
@@ -224,7 +210,7 @@ class NumaAlignment:
         return self.plugins.are_shown(allocatable.numa)
 
     async def _count_cpus(self) -> dict[int, int]:
-        """Return the CPUs for leases by NUMA node; none if the kubelet gives none exclusively."""
+        """Return none if the kubelet gives no CPUs exclusively."""
         pod_resources = self.node.pod_resources
         allocatable = (await pod_resources.list_allocatable()).cpus
         if not allocatable:

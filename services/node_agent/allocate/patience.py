@@ -1,7 +1,6 @@
 """How long the kubelet's calls may wait for what the agent cannot see.
 
-A refused pod fails permanently, so a call waits for as long as the kubelet allows, which does
-nothing else meanwhile: calls that follow one another share one deadline.
+The kubelet does nothing else meanwhile: calls that follow one another share one deadline.
 """
 
 from collections.abc import AsyncIterator
@@ -28,7 +27,6 @@ class Patience:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve a call, in the same turn as the previous one unless there was a pause."""
         now = self._ticks()
         if not self._calls and now - self._ended_at > PAUSE_S:
             self.until = now + self._sight_s

@@ -1,8 +1,8 @@
 """Resolves the container that the kubelet allocates for, from the kubelet's lists; pure.
 
-The kubelet lists a pod just before it admits it, allocates devices to one container after the other
-(init containers first), and shows in PodResources what it has allocated. So the container is the
-first one of its pod that requests the resource and does not have it yet.
+The kubelet allocates devices to one container after the other, init containers first, and shows
+them in PodResources. So the container is the first one of its pod that requests the resource and
+does not have it yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -25,10 +25,8 @@ class ContainerCandidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Of successful calls, by pod and container."""
     refused: Set[PodUid] = frozenset()
     over: Set[PodUid] = frozenset()
-    """Ended pods that an old list may still contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,9 @@ def resolve_container(
     history: AllocationHistory,
     device_ids: Sequence[str] | None = None,
 ) -> ContainerCandidate | AmbiguousContainer:
-    """Return the one container that the kubelet can be allocating `count` devices for.
+    """The kubelet repeats a call for a refused or served pod only after losing its checkpoint.
 
-    The kubelet repeats a call for a refused or served pod only after it has lost its own
-    checkpoint: such candidates count when there are no others. PodResources, unless they list no
-    pods, list the pod that is being admitted: another one has ended, whatever an old list shows.
+    A pod that PodResources do not list has ended, unless they list none.
     """
     live = [
         pod
@@ -116,10 +112,7 @@ def _answered_before(
     holders: Set[ContainerPlace],
     history: AllocationHistory,
 ) -> list[ContainerCandidate]:
-    """Return containers with an earlier allocation that the kubelet does not show.
-
-    It repeats its calls in the order of the containers, but shows no init containers.
-    """
+    """The kubelet repeats calls in the order of the containers, but shows no init containers."""
     return [
         ContainerCandidate(pod=pod, container=container)
         for pod in pods

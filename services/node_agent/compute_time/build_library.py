@@ -1,7 +1,4 @@
-"""`python -m services.node_agent.compute_time.build_library`: compiles the library of compute time.
-
-It needs nothing but glibc 2.17 or newer, of the container.
-"""
+"""`python -m services.node_agent.compute_time.build_library`: compiles `libleasehold-time.so`."""
 
 import sys
 from pathlib import Path
@@ -11,7 +8,6 @@ from shared.model.errors import UnavailableError
 
 LIBRARY = "libleasehold-time.so"
 BUILT = Path(sys.prefix) / "libexec" / LIBRARY
-"""Where the image has it."""
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("bucket.c", "limiter.c", "preload.c"))
 FLAGS = (
     *("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{LIBRARY}"),

@@ -1,4 +1,4 @@
-"""Steers containers that share a GPU's time: what each may use now, and what it really uses."""
+"""Steers containers that share a GPU's time."""
 
 import asyncio
 import time
@@ -40,8 +40,6 @@ IDLE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePart:
-    """A container's share of a GPU, as the agent steers it."""
-
     entry: CheckpointEntry
     limit: TimeLimit
     use: TimeUse
@@ -57,7 +55,7 @@ class TimePart:
 
 PartKey = tuple[PodUid, str, str, DeviceUuid]
 BusyPods = Mapping[tuple[DeviceUuid, PodUid], int]
-"""Percent of each device's time that the processes of a pod use, by NVML."""
+"""Percent of the device's time, by NVML."""
 
 
 class TimeSteering:
@@ -77,7 +75,7 @@ class TimeSteering:
         self.sample = sample
         self.proc = proc
         self.now_ns = now_ns
-        """By the clock of the library: `CLOCK_MONOTONIC`."""
+        """`CLOCK_MONOTONIC`, as the library has it."""
         self._parts: tuple[TimePart, ...] = ()
         self._periods: dict[PartKey, JudgedPeriod] = {}
         self._overcharges: dict[PartKey, ViolationFound] = {}
@@ -88,10 +86,7 @@ class TimeSteering:
             await self.node.clock.sleep(until_tick(STEER_S if self._parts else IDLE_S))
 
     async def steer(self) -> None:
-        """Do it once. The driver may hang, so it is not queried while the records are locked.
-
-        Limits that are being changed, which may take long, are written in a later turn.
-        """
+        """The driver may hang, so it is not queried while the records are locked."""
         contended = _contended(self._parts, self.now_ns())
         busy = await self._busy_pods(contended) if contended else {}
         pods = {entry.key[0] for entry in self.node.checkpoint.entries if limits_path(entry)}
@@ -232,10 +227,7 @@ def _measured(
     contended: Sequence[DeviceUuid],
     busy: BusyPods,
 ) -> dict[PartKey, int]:
-    """Return what NVML measured of each part.
-
-    Containers of one pod, which are not told apart, divide it as they were charged.
-    """
+    """A pod's containers divide what NVML measured as they were charged."""
     measured: dict[PartKey, int] = {}
     for device, on_device in _by_device(parts).items():
         if device not in contended:

@@ -1,8 +1,6 @@
 """The files of a container's compute time.
 
-The agent writes the limits, which the container can only read. Its processes write what they use:
-the container can forge that, and lift its limit by it, as it can by a program that does not load
-the library.
+The container can only read its limits, but can forge what it uses, and lift its limit by it.
 """
 
 import contextlib
@@ -40,12 +38,12 @@ def write_time_limits(path: Path, limits: Sequence[TimeLimit]) -> None:
 
 
 def read_time_limits(path: Path, devices: Sequence[DeviceUuid]) -> tuple[TimeLimit, ...] | None:
-    """Return the limits of these devices, in this order, or None without a whole file."""
+    """Return None without a whole file."""
     return parse_limits(_read(path, LIMITS_BYTES), devices)
 
 
 def read_time_use(path: Path, devices: int) -> tuple[TimeUse, ...] | None:
-    """Return the use of the first devices, or None without a whole file."""
+    """Return None without a whole file."""
     return parse_use(_read(path, USE_BYTES), devices)
 
 
@@ -58,7 +56,7 @@ def remove_time_use(path: Path) -> None:
 
 
 def reset_time_use(path: Path) -> None:
-    """Write a file without saved time, in place: running processes have it mapped. Raises OSError.
+    """Write in place: running processes have the file mapped. Raises OSError.
 
     What is no file is replaced: a container can make anything there.
     """
@@ -77,7 +75,6 @@ def reset_time_use(path: Path) -> None:
 
 
 def _read(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file, or none of what is no file."""
     with contextlib.suppress(OSError):
         file = open_checked(path, os.O_RDONLY | os.O_CLOEXEC, irregular)
         if isinstance(file, int):

@@ -17,7 +17,7 @@ _BUCKET = struct.Struct("<qqqqqiIqqdd")
 LIMITS_BYTES = _HEAD.size + DEVICES * _LIMIT.size
 USE_BYTES = _HEAD.size + DEVICES * _BUCKET.size
 SCALES = range(EVENTS_ARE_RIGHT // 10 - 1, 4 * EVENTS_ARE_RIGHT + 1)
-"""What NVML's correction can be: `bucket.c`."""
+"""`bucket.c`."""
 LONGEST_WAIT_NS = 100 * 60 * 1_000_000_000
 """Of the longest charge, at the smallest limit: `bucket.c`."""
 
@@ -28,7 +28,7 @@ class TimeLimit:
     percent: int
     """Of the lease; 0 is no limit."""
     allowed: int
-    """Now: more than `percent` while others leave theirs unused."""
+    """More than `percent` while others leave theirs unused."""
     measured: int = 0
     """Percent of the GPU's time, by NVML."""
     measured_at: int = 0
@@ -37,7 +37,7 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeUse:
-    """What a container's processes wrote of a GPU; moments by the steady clock, in ns."""
+    """Moments by the steady clock, in ns."""
 
     ready_at: int = 0
     charged_ns: int = 0
@@ -49,7 +49,7 @@ class TimeUse:
 
 
 def device_bytes(device: DeviceUuid) -> bytes:
-    """Return the UUID as the driver has it; zeros for what is none, such as a simulated name."""
+    """Return zeros for what is no UUID, such as a simulated name."""
     try:
         return uuid.UUID(device.removeprefix("GPU-")).bytes
     except ValueError:
@@ -89,7 +89,6 @@ def parse_limits(image: bytes, devices: Sequence[DeviceUuid]) -> tuple[TimeLimit
 
 
 def unused_image(now_ns: int) -> bytes:
-    """Return the use of a container that has saved no time."""
     bucket = _BUCKET.pack(now_ns, 0, 0, 0, 0, 0, EVENTS_ARE_RIGHT, 0, 0, 0.0, 0.0)
     return _HEAD.pack(USE_MAGIC, 0) + bucket * DEVICES
 

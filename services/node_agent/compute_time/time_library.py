@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class TimeLibrary:
-    """Copies the library to the host. It is replaced whole: containers keep the one they have."""
+    """The library is replaced whole: containers keep the one they have."""
 
     def __init__(self, state_dir: Path, built: Path = BUILT) -> None:
         self.path = state_dir / LIBRARY

@@ -1,4 +1,4 @@
-"""What containers that share a GPU's time may use now, and what they wrote; pure."""
+"""What containers that share a GPU's time may use now; pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,8 @@ ACTIVE_NS = S
 """A container that launched nothing for so long leaves its part to others."""
 LONG_NS = 2 * S
 _AHEAD_NS = S
-"""What moments may be later than the agent's clock, which was read before them."""
 _OVER_PERCENT = 10
-"""What a container may be charged beyond its limit in `JUDGED_NS`: 50 ms were saved, and kernels
-that compete are measured too long."""
+"""Kernels that compete are measured too long."""
 JUDGED_NS = 10 * S
 DEFAULT_PRIORITY = 1
 """As HAMi has it."""
@@ -25,8 +23,6 @@ DEFAULT_PRIORITY = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShare:
-    """A container's share of a GPU."""
-
     percent: int
     """0 is no limit."""
     use: TimeUse
@@ -40,8 +36,7 @@ class TimeShare:
 def allowed_percents(shares: Sequence[TimeShare], policy: str, now_ns: int) -> list[int]:
     """Return what each container may use of the GPU now.
 
-    By the policy `default`, those of the first priority that compute divide what all leave unused,
-    in the proportion of their limits. What computes without a limit leaves nothing.
+    By the policy `default`, those of the first priority that compute divide what all leave unused.
 
     >>> idle, busy = TimeUse(), TimeUse(asked_at=5 * S)
     >>> shares = [TimeShare(percent=20, use=busy), TimeShare(percent=50, use=idle)]
@@ -67,17 +62,13 @@ def allowed_percents(shares: Sequence[TimeShare], policy: str, now_ns: int) -> l
 
 
 def need_measurement(shares: Sequence[TimeShare], now_ns: int) -> bool:
-    """Return whether processes compete for the GPU with kernels that events measure too long.
-
-    A measurement costs NVML 5 ms of CPU on an H200, so there is none while it changes nothing.
-    """
+    """A measurement costs NVML 5 ms of CPU on an H200."""
     uses = [share.use for share in shares if share.is_active(now_ns)]
     has_long = any(use.long_at > now_ns - LONG_NS for use in uses)
     return has_long and (len(uses) > 1 or any(use.shared_at > now_ns - LONG_NS for use in uses))
 
 
 def forgeries(use: TimeUse, now_ns: int) -> Iterator[str]:
-    """Yield what the library cannot have written."""
     latest = now_ns + _AHEAD_NS
     if use.compared_at and use.scale not in SCALES:
         yield f"its charges are multiplied by {use.scale} of 1024"
@@ -89,22 +80,15 @@ def forgeries(use: TimeUse, now_ns: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedPeriod:
-    """A period in which a container's charges are compared with what it was allowed."""
-
     began_ns: int
     charged_ns: int
-    """At the beginning."""
     allowed: int
-    """The most in the period."""
 
     def is_over(self, now_ns: int) -> bool:
         return now_ns - self.began_ns >= JUDGED_NS
 
     def overcharge(self, use: TimeUse, now_ns: int) -> str:
-        """Return what was taken beyond the limit, or an empty text.
-
-        A program that resets its bucket does not wait, but is charged on.
-        """
+        """Return what was taken beyond the limit, or an empty text."""
         percent = ALL * (use.charged_ns - self.charged_ns) // max(1, now_ns - self.began_ns)
         if percent <= self.allowed + _OVER_PERCENT:
             return ""

@@ -1,9 +1,6 @@
 """The devices that the container runtime lets each container use, read from the OCI bundles.
 
-A runtime writes each container's specification to `config.json` below its state directory, with all
-that CDI, NRI plugins and NVIDIA's runtime have added; what NVIDIA's hook adds later are mounts of
-the first process. Both are read without a capability, unlike the container's own `/dev`. Nothing
-that a pod can write counts.
+Nothing that a pod can write counts.
 """
 
 import contextlib
@@ -24,12 +21,11 @@ BUNDLES = (
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containers/storage/overlay-containers",
 )
-"""By container ID; of containerd, k3s' containerd, and CRI-O."""
+"""Of containerd, k3s' containerd, and CRI-O."""
 GPU_MAJOR = 195
 MOST_GPUS = 254
-"""Minor numbers of the driver from this one on are not of GPUs."""
+"""Later minor numbers of the driver are not of GPUs."""
 MOST_BYTES = 16 << 20
-"""A specification lists all variables and mounts, which are less than an object of etcd."""
 _GPU_NODE = re.compile(r"/dev/nvidia(\d{1,3})")
 ID_LENGTH = 64
 
@@ -66,7 +62,7 @@ class _Mount(Struct, frozen=True, gc=False):
 
 
 class _Specification(Struct, frozen=True, gc=False):
-    """As in https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md."""
+    """https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md."""
 
     linux: _Linux = _Linux()
     mounts: tuple[_Mount, ...] | None = None
@@ -76,10 +72,7 @@ _decode = msgspec.json.Decoder(_Specification).decode
 
 
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
-    """Return each existing container's directory, sandboxes included, by its ID.
-
-    Raises OSError for a directory that cannot be read; one that is missing has none.
-    """
+    """A missing directory has none. Raises OSError for one that cannot be read."""
     bundles: dict[str, Path] = {}
     for directory in directories:
         with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -90,7 +83,7 @@ def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
 
 
 def read_bundle(bundle: Path, proc: Path) -> ContainerDevices | None:
-    """Read what a container may open, or None until it is created.
+    """Return None until the container is created.
 
     Raises RequestError if the runtime's file is not a specification.
     """
@@ -144,10 +137,7 @@ def _gpu_of(device: _Device) -> Iterator[int]:
 
 
 def _added(mountinfo: str, specified: Sequence[_Mount]) -> frozenset[int]:
-    """Return the GPUs that NVIDIA's hook has mounted.
-
-    A host path that the pod mounts itself is in the specification, and may not be opened.
-    """
+    """A host path that the pod mounts itself is in the specification, and may not be opened."""
     own = {mount.destination for mount in specified}
     places = (line.split(" ", 5)[4] for line in mountinfo.splitlines() if line.count(" ") > 4)
     nodes = ((place, _GPU_NODE.fullmatch(place)) for place in places if place not in own)

@@ -1,9 +1,6 @@
-"""Settings of the container runtime by which pods can get GPUs that they do not lease.
+"""Settings of the container runtime by which pods can get GPUs that they do not lease."""
 
-They are of containerd, CRI-O and NVIDIA's toolkit. Without files, a runtime has its defaults, which
-give nothing to pods.
-"""
-
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +26,6 @@ CONTAINERD_FILES = (
 )
 """The second is k3s'."""
 IMPORTED = "etc/containerd/conf.d/*.toml"
-"""What newest versions of containerd import as installed."""
 CRIO_FILES = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*")
 HOOK_FILES = ("usr/share/containers/oci/hooks.d/*.json", "etc/containers/oci/hooks.d/*.json")
 PLUGIN_FILES = "opt/nri/plugins/*"
@@ -44,11 +40,12 @@ INJECTORS = ("device-injector", "cdi", "nvidia")
 """In the names of NRI plugins that add the devices which annotations name."""
 MAX_IMPORTS = 64
 MAX_BYTES = 1 << 20
+_STARS = re.compile(r"\*+")
+"""Of containerd's patterns, in which `**` is no more than `*`."""
 _NVIDIA = "nvidia"
 _GPU = "/dev/nvidia"
 
 RUNTIME_DIRECTORIES = ("etc/containerd", "etc/crio", "var/lib/rancher/k3s")
-"""One of them exists where the settings of the runtime can be seen."""
 
 Settings = Mapping[str, Any]
 
@@ -61,11 +58,7 @@ class OpenSetting:
 
 
 def open_settings(host: Path) -> list[OpenSetting]:
-    """Return the settings below the node's root that give pods GPUs which they name.
-
-    Raises RequestError for a file that is not TOML, OSError for one that cannot be read, and
-    SkipError if the node's settings are not visible there.
-    """
+    """Raises RequestError for a file that is not TOML, OSError, or SkipError without settings."""
     if not any((host / directory).is_dir() for directory in RUNTIME_DIRECTORIES):
         places = " or ".join(f"{host / directory}" for directory in RUNTIME_DIRECTORIES[:2])
         raise SkipError(f"the settings of containerd or CRI-O are not visible at {places}")
@@ -167,7 +160,7 @@ def _crio(settings: Settings) -> Iterator[OpenSetting]:
 
 
 def _plugins(host: Path, containerd: Settings) -> Iterator[OpenSetting]:
-    """Yield NRI plugins that the runtime starts. Others connect to it, and leave no file."""
+    """Others connect to the runtime, and leave no file."""
     if _tables(containerd, "plugins", NRI_SECTION).get("disable") is True:
         return
     names = [path.name for path in _existing(host, (PLUGIN_FILES,))]
@@ -220,10 +213,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _containerd_files(host: Path) -> list[Path]:
-    """Return containerd's file and the files that it imports, in the order in which they count.
-
-    A relative path is beside its file.
-    """
+    """Return the files in the order in which they count."""
     files = _existing(host, CONTAINERD_FILES)[:1]
     pending = [*files, *_existing(host, (IMPORTED,))]
     read: dict[Path, None] = {}
@@ -233,13 +223,13 @@ def _containerd_files(host: Path) -> list[Path]:
             continue
         read[path] = None
         beside = path.parent.relative_to(host)
-        imports = [str(beside / text).lstrip("/") for text in _texts(_parsed(path).get("imports"))]
-        pending += _existing(host, imports)
+        imports = (_STARS.sub("*", text) for text in _texts(_parsed(path).get("imports")))
+        pending += _existing(host, (str(beside / text).lstrip("/") for text in imports))
     return list(read)
 
 
 def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
-    paths = (path for pattern in patterns for path in sorted(host.glob(pattern)))
+    paths = (path for pattern in filter(None, patterns) for path in sorted(host.glob(pattern)))
     return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 

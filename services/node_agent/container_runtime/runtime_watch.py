@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuntimeWatch:
-    """`host` is the node's root as the agent sees it, or None for simulated nodes."""
+    """`root` is None for simulated nodes."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root

@@ -16,7 +16,7 @@ from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, P
 
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
-"""With the value `unit` the node gets no pod of the DaemonSet, whatever its other labels are."""
+"""With the value `unit` the node gets no pod of the DaemonSet."""
 NONE: Mapping[int, str] = {}
 OTHER_PLUGIN = (
     "of the GPU operator: helm upgrade with devicePlugin.enabled=false; else kubectl get "
@@ -24,13 +24,11 @@ OTHER_PLUGIN = (
     "node"
 )
 DRIVER_NAME = "nvidia"
-"""Prefix of resources and sockets of plugins for GPUs."""
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""
 
 Registered = Mapping[str, frozenset[str] | None]
-"""IDs that the kubelet lists as healthy, by resource."""
 
 
 def gets_agent_pod(labels: Mapping[str, str]) -> bool:
@@ -76,7 +74,6 @@ def other_plugins(
     served: Mapping[str, Mapping[str, PluginDeviceId]],
     other_sockets: Sequence[str],
 ) -> Finding:
-    """Judge whether another plugin serves one of our resources, or will when it next registers."""
     wrong = sorted(
         resource
         for resource, ids in registered.items()
@@ -143,7 +140,7 @@ def node_resources(
 
 
 def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
-    """Judge whether lists are short enough for a kubelet that restarts: see docs/kubelets.md."""
+    """See docs/kubelets.md."""
     if not served:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
     name = max(served, key=lambda name: len(served[name]))
@@ -226,11 +223,7 @@ def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
 def library(
     current: StoredLibrary | None, source: str, *, layout: str = "", replaced_by: str | None = None
 ) -> Finding:
-    """Judge which library of HAMi-core new containers mount, if one is installed.
-
-    `layout` is of its regions, if known. `replaced_by` is why other content at the source cannot be
-    used, empty if it can, and None if there is no other content.
-    """
+    """`replaced_by` is why other content at the source cannot be used, or None if there is none."""
     if current is None:
         return fail(
             f"no library is installed, so no shares are allocated here: {source} has none",
@@ -309,10 +302,7 @@ def pod_resources(
 def kubelet_checkpoint(
     pods: Set[str], allocations: Iterable[Allocation], live: Mapping[str, str] | None
 ) -> Finding:
-    """Judge whether the kubelet's checkpoint names pods that the agent's does not.
-
-    The kubelet keeps ended pods until it allocates again. `live` are the others, if known.
-    """
+    """The kubelet keeps ended pods until it allocates again; `live` are the others, if known."""
     unknown = pods - {str(allocation.pod) for allocation in allocations}
     running = sorted(live[pod] for pod in unknown if live is not None and pod in live)
     if running:

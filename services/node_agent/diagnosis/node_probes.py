@@ -91,7 +91,7 @@ _STATE = re.compile(
 
 
 def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrategy]) -> Finding:
-    """Judge the configuration of NVIDIA's runtime. Raises RequestError if it is not TOML."""
+    """Raises RequestError if the configuration is not TOML."""
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -136,7 +136,7 @@ RUNTIME_CONFIGURATIONS = (
 
 
 def visible_host(environ: Mapping[str, str]) -> Path | None:
-    """Return where the node's file system is, or None in a pod, which sees its own."""
+    """Return None in a pod, which sees its own file system."""
     return None if this_instance(environ).form == POD else Path("/")
 
 
@@ -150,7 +150,7 @@ async def _connection_error(socket: Path) -> str:
 
 
 class NodeProbes:
-    """A node, as its agent's settings describe it; `host` is its file system, if visible here."""
+    """`host` is the node's file system, if visible here."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class NodeProbes:
         self.totals = totals
         self.ledger_is_readable = ledger_is_readable
         self.read_at = read_at
-        """When the ledger was read, Unix seconds: it lacks what was allocated after that."""
+        """Unix seconds: the ledger lacks what was allocated after that."""
         self._host = host
 
     @property
@@ -302,7 +302,6 @@ class NodeProbes:
         return judge.device_health(devices, closed, cordoned=cordoned)
 
     async def driver(self) -> Finding:
-        """Judge what the driver lists; what is wrong with a GPU that is unhealthy is known."""
         sick = {device.index for device in self.devices if not device.healthy}
         gpus = [
             replace(gpu, fault=None) if gpu.index in sick else gpu for gpu in await self._discovery
@@ -524,7 +523,7 @@ class NodeProbes:
         return tuple(entry.allocation for entry in self._checkpoint().entries)
 
     def _checkpoint(self) -> CheckpointFile:
-        """Return the agent's checkpoint; unlike the agent, leave an unreadable one."""
+        """Unlike the agent, leave an unreadable one."""
         path = self.settings.state_dir / "checkpoint.json"
         if not self.settings.state_dir.is_dir():
             raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")

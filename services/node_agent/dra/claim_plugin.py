@@ -1,7 +1,5 @@
-"""The DRA driver's gRPC servers: registration, claims and health, on two sockets.
+"""The DRA driver's gRPC servers: registration, claims and health.
 
-The kubelet finds the registration socket in its directory `plugins_registry`, and then calls the
-driver on its own socket. A kubelet that restarts does so again.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -189,7 +187,7 @@ def _listen(server: grpc.aio.Server, socket: Path) -> None:
 
 
 def _reference(claim: dra.Claim) -> LeaseHolder:
-    """Raise RequestError for what is no UID: names of files contain it."""
+    """Names of files contain the UID."""
     if not UID.fullmatch(claim.uid):
         raise RequestError(f"{claim.uid[:UID_LENGTH]!r} is no UID of a ResourceClaim")
     return LeaseHolder(

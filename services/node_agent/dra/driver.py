@@ -1,4 +1,4 @@
-"""The DRA driver of a node: its slices, its sockets for the kubelet, and the devices' health."""
+"""The DRA driver of a node."""
 
 import asyncio
 import logging
@@ -55,9 +55,7 @@ class ClaimDriver:
     async def _retry_unprepared(self) -> None:
         """Make the kubelet try again to start pods that wait although their claims have leases.
 
-        If the kubelet may not yet read a pod's claims (the API server authorizes it once it has
-        seen the Binding), or has not registered the driver again, it retries only after 60 to 90 s,
-        or once the pod changes, hence an annotation.
+        It retries only after 60 to 90 s, or once the pod changes, hence an annotation.
         """
         while True:
             await self.node.clock.sleep(until_tick(RETRY_S))

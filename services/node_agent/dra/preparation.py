@@ -1,4 +1,4 @@
-"""Prepares ResourceClaims for the kubelet: waits for the lease, records it, writes CDI files.
+"""Prepares ResourceClaims for the kubelet.
 
 The kubelet calls once for each claim, retries only after a minute, and never moves the pod.
 """
@@ -60,7 +60,7 @@ class ClaimPreparation:
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
-        """Return the devices once the lease is recorded; idempotent.
+        """Idempotent.
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
@@ -72,10 +72,7 @@ class ClaimPreparation:
             raise
 
     async def unprepare(self, claim: LeaseHolder) -> None:
-        """Forget a claim, whose containers have all ended; idempotent.
-
-        Raises UnavailableError if the records or files cannot be changed.
-        """
+        """Idempotent. Raises UnavailableError if the records or files cannot be changed."""
         async with self._lock(claim):
             await self.node.checkpoint.forget((claim.pod,))
             path = self._path(claim.pod)
@@ -95,7 +92,6 @@ class ClaimPreparation:
         await asyncio.to_thread(self._remove_others, set(map(self._path, claims)))
 
     def list_unprepared(self) -> tuple[Lease, ...]:
-        """Return the leases of claims for which the kubelet has not called, or was refused."""
         locked = {claim for claim, lock in tuple(self._locks.items()) if lock.locked()}
         done = locked | self.node.checkpoint.claims
         return tuple(
@@ -119,10 +115,7 @@ class ClaimPreparation:
                     path.unlink(missing_ok=True)
 
     def _report_refused(self, lease: Lease, reason: str) -> None:
-        """Report a lease on what another holder has been given, or on what has left the node.
-
-        The device report after it restores that holder's lost lease.
-        """
+        """The device report after it restores the lost lease of the device's holder."""
         self.node.outbox.add(
             ShareRefused(
                 node=self.node.name,
@@ -203,7 +196,7 @@ class ClaimPreparation:
         )
 
     async def _wait_for_amounts(self, lease: Lease, until: float) -> None:
-        """Wait for GPUs that became replicas meanwhile: this lease lets them have amounts again."""
+        """This lease lets GPUs have amounts again that became replicas meanwhile."""
         clock = self.node.clock
         until = min(until, clock.ticks() + FULL_DEVICE_S)
         leased = {share.device for share in lease.shares}
@@ -237,7 +230,7 @@ class ClaimPreparation:
             await clock.sleep(LOOK_S)
 
     async def _fetch(self, claim: LeaseHolder, generation: str) -> str:
-        """Request the lease; return why it is still unknown, or an empty text.
+        """Return why the requested lease is still unknown, or an empty text.
 
         Raises UnavailableError if the claim was allocated again: the kubelet retries.
         """
@@ -258,7 +251,7 @@ def _prepared_devices(
     entries: Iterable[CheckpointEntry],
     node: NodeSnapshot,
 ) -> tuple[dra.Device, ...]:
-    """Return the kubelet's answer: the first device of a request carries its CDI names.
+    """The first device of a request carries its CDI names.
 
     A request of a prioritized list is answered by its own name, without the choice. Administrative
     access needs no lease, and has the device without limits.

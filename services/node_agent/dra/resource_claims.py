@@ -32,10 +32,7 @@ def generation_of_claim(claim: ApiResourceClaim) -> str:
 
 
 async def read_claim(node: Node, claim: LeaseHolder) -> ApiResourceClaim:
-    """Return a claim with devices of this node.
-
-    Raises RequestError if it was deleted, is another one of that name, or has no such device.
-    """
+    """Raises RequestError for a claim that was deleted, is another one, or has no device here."""
     stored = await _find(node, claim.namespace, claim.name)
     if stored is None or stored.metadata.uid != claim.pod:
         there = f"has uid {stored.metadata.uid} now" if stored else "does not exist"
@@ -50,10 +47,7 @@ async def read_claim(node: Node, claim: LeaseHolder) -> ApiResourceClaim:
 
 
 async def list_deallocated(node: Node) -> frozenset[HeldAllocation]:
-    """Return the allocations that leases on the node are for, and that claims no longer have.
-
-    Reads every claim with a lease, so it is called only before a claim is refused.
-    """
+    """Reads every claim with a lease: call it only before a claim is refused."""
     gone: set[HeldAllocation] = set()
     for lease in tuple(node.leases.leases.values()):
         if lease.claim is None:

@@ -1,10 +1,8 @@
 """Writes the node's ResourceSlices, again whenever they are not as they should be.
 
-A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
-An API server whose feature gates are disabled drops fields without an error: such a slice would
-promise devices without the guard of the ledger. So it is created by a dry run first, and not at all
-if that has dropped any; a stored slice that has lost some is deleted. Where a dry run drops
-compatibility groups only, slices have no devices that need them.
+A kubelet that starts deletes all slices of its node. An API server whose feature gates are disabled
+drops fields without an error: such a slice would promise devices without the guard of the ledger,
+so a dry run comes first.
 """
 
 import asyncio
@@ -47,7 +45,7 @@ RECHECK_S = 2.0
 """Interval of comparisons between devices and slices."""
 LISTED = 500
 GROUP_FIELDS = {GROUPS, "consumesCounters"}
-"""What an API server drops that does not store compatibility groups."""
+"""Dropped by an API server that does not store compatibility groups."""
 UNSUPPORTED_RETRY_S = 60.0
 """Pause before slices are written again to a cluster that does not support them."""
 
@@ -75,18 +73,17 @@ class SliceWriter:
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._stored: dict[str, RawObject] | None = None
-        """By name, or None if they must be listed."""
+        """None if they must be listed."""
         self._deleted: set[str] = set()
-        """UIDs since they were last written."""
         self._node_uid = ""
         self._has_groups: bool | None = None
-        """The API server stores compatibility groups; None until a dry run has shown it."""
+        """None until a dry run has shown whether the API server stores compatibility groups."""
 
     def request(self) -> None:
         self._due.set()
 
     def write_anew(self) -> None:
-        """Write the slices soon, whatever was stored: a kubelet that starts deletes them."""
+        """A kubelet that starts deletes the slices."""
         self._stored = None
         self._node_uid = ""  # the node may have been registered anew, too
         self._has_groups = None
@@ -99,13 +96,9 @@ class SliceWriter:
             group.create_task(self._recheck_deallocated())
 
     async def write_now(self, *, renewed: bool = False) -> str:
-        """Write the slices for the known leases; return why not, or an empty text.
+        """Return why the slices are not written, or an empty text.
 
-        If they are `renewed`, they are written with a higher generation even if nothing else of
-        them has changed.
-
-        What claims hold without an allocation, which the scheduler does not know, is left out until
-        their leases have ended.
+        If `renewed`, they get a higher generation in any case.
         """
         try:
             self._deallocated = await list_deallocated(self.node)
@@ -131,7 +124,6 @@ class SliceWriter:
                 self._due.set()
 
     async def _recheck_deallocated(self) -> None:
-        """Read the allocations again: the lease of one that is being written is a moment older."""
         while True:
             await self.clock.sleep(until_tick(RECHECK_S))
             if self._deallocated:

@@ -1,18 +1,12 @@
 """The ResourceSlices of a node: its devices, and what pods leave of them for claims; pure.
 
-The scheduler subtracts what claims have been allocated, but does not know of pods with leases
-without a claim, so capacities are what these leave. A device on which no claim could be leased is
-left out. https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
+The scheduler does not know of pods with leases without a claim, so capacities are what these leave.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
 
 A GPU in MIG mode is one device for each profile, whose capacity are its instances that are
-allocated or free. That its profiles exclude each other is not part of it, but follows with the next
-slice once an instance is leased: counters, which could express it, are read by kube-scheduler for
-every node from the slices of all nodes.
-
-A GPU that offers sharing modes which claims demand is one device for each mode, of which those that
-its leases do not have are left out. While it is idle, compatibility groups keep kube-scheduler from
-allocating two of them; without groups only the device without a demand is listed.
-https://www.kubernetes.dev/resources/keps/5963/
+allocated or free: kube-scheduler reads counters, which could exclude profiles, from the slices of
+all nodes. Another GPU is one device for each sharing mode that claims demand; compatibility groups
+keep kube-scheduler from allocating two of them. https://www.kubernetes.dev/resources/keps/5963/
 """
 
 import re
@@ -45,20 +39,14 @@ from shared.placing.mig_instances import count_free, layout_shapes
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
 UNHEALTHY = "leasehold.dev/unhealthy"
-"""Its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
-"""Kubernetes' own attributes, by which claims match devices of several drivers."""
 MAX_DEVICES = 64
 """Of a slice in which some have taints or consume counters."""
 MAX_COUNTER_SETS = 8
-"""Of a slice."""
 GROUPS = "compatibilityGroups"
 NO_DEMAND_GROUP = "shared"
-"""Of a GPU's device without a demand; those of its modes have the modes' names."""
 SHARING_MODES = "modes"
-"""A counter, which devices need to have groups. There are as many as a GPU has modes, so that the
-groups alone decide."""
 STRING_LENGTH = 64
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
@@ -78,16 +66,12 @@ class ClaimableNode:
     least_share_mib: int = LEAST_SHARE_MIB
     """The scheduler rounds less memory up to this."""
     has_groups: bool = False
-    """The API server stores compatibility groups."""
 
 
 def build_slices(
     node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
 ) -> list[dict[str, Any]]:
-    """Return the ResourceSlices of the node's pool.
-
-    `deallocated` allocations have leases and no claim: the scheduler does not subtract them.
-    """
+    """The scheduler does not subtract `deallocated` allocations, which have leases and no claim."""
     linked = nvlink_groups(node.devices)
     left = _Left(node.leases, deallocated, node.least_share_mib)
     devices: list[dict[str, Any]] = []
@@ -114,10 +98,7 @@ def build_slices(
 
 
 def groups_trial(node: ClaimableNode) -> dict[str, Any] | None:
-    """Return a slice with compatibility groups, by which to try an API server.
-
-    It is None where the node's devices need no groups.
-    """
+    """Return a slice to try compatibility groups with, or None if none are needed."""
     if not any(map(_modes, node.devices)):
         return None
     for built in build_slices(replace(node, has_groups=True), generation=1):
@@ -142,7 +123,6 @@ def _counter_set(device: Device) -> dict[str, Any]:
 def _numbered(
     kind: str, field: str, items: Sequence[dict[str, Any]], size: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the contents of slices with as many items as one may have, by the ends of names."""
     batches = [items[start : start + size] for start in range(0, len(items), size)]
     return {
         kind + (f"-{number}" if number else ""): {field: batch}
@@ -184,9 +164,8 @@ class _Left:
         self.time_slices: dict[DeviceUuid, Interval] = {}
         self.layouts: dict[DeviceUuid, str] = {}
         self.positions: defaultdict[DeviceUuid, int] = defaultdict(int)
-        """Bits of the layout's positions that are leased."""
+        """Bits of positions that are leased."""
         self.allocated: Counter[tuple[DeviceUuid, str]] = Counter()
-        """Instances of a profile that the scheduler knows as allocated."""
         for lease in leases:
             is_known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
@@ -203,10 +182,6 @@ class _Left:
                     self.unknown.setdefault(booking.device, []).append(booking)
 
     def allows(self, device: Device, demanded: ClaimMode) -> bool:
-        """Return whether the mode of the device's leases allows claims with this demand.
-
-        A device that claims have whole stays, as the scheduler knows.
-        """
         mode: SharingMode | Literal[""] = self.modes.get(device.uuid, "")
         if mode in {"", "mig"} or not device.holds_parts:
             return True
@@ -253,7 +228,6 @@ class _Left:
         }
 
     def count_instances(self, device: Device, profile: MigProfile) -> int:
-        """Return how many instances of a profile are allocated to claims or free."""
         layout = self.layouts.get(device.uuid, "")
         free = count_free(layout_shapes(device.layouts), layout, self.positions[device.uuid])
         return free.get(profile.name, 0) + self.allocated[device.uuid, profile.name]
@@ -344,7 +318,7 @@ def _attributes(
 
 
 def _semantic(version: re.Match[str]) -> str:
-    """Drop leading zeros, for three numbers: `535.104.05` is 535.104.5."""
+    """`535.104.05` becomes 535.104.5."""
     return ".".join(str(int(number or 0)) for number in version.groups())
 
 

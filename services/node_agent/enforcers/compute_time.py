@@ -1,4 +1,4 @@
-"""Compute time: a library of ours in the container holds launches to a part of the GPU's time."""
+"""Compute time: a library in the container holds launches to a part of the GPU's time."""
 
 import asyncio
 import time
@@ -26,7 +26,6 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 
 USE = "use"
-"""The file in the container's directory."""
 OFF = (
     "GPU time holds no cores here: set --compute-by-time of the node agent to force or default "
     "(not confirmed on a GPU yet)"
@@ -44,7 +43,6 @@ def use_path(entry: CheckpointEntry) -> Path | None:
 
 
 def time_limits(entry: CheckpointEntry) -> tuple[TimeLimit, ...]:
-    """Return the limits of a container's GPUs without a correction, in the order of its files."""
     return tuple(
         TimeLimit(device=share.device, percent=share.cores_percent, allowed=share.cores_percent)
         for share in shares_by_index(entry.lease, entry.allocation.container)
@@ -53,12 +51,10 @@ def time_limits(entry: CheckpointEntry) -> tuple[TimeLimit, ...]:
 
 
 def priority_of(entry: CheckpointEntry) -> int:
-    """Return the priority of a container among those that share its GPU."""
     return int(entry.limits.environment.get(PRIORITY, DEFAULT_PRIORITY))
 
 
 def written_use(entry: CheckpointEntry) -> tuple[TimeUse, ...]:
-    """Return what the container's processes wrote of each GPU; nothing where they cannot have."""
     path = use_path(entry)
     count = len(time_limits(entry))
     uses = None if path is None else read_time_use(path, count)
@@ -91,7 +87,6 @@ class ComputeTime(Enforcer):
         self.library = library
         """None if it is off."""
         self.overcharges: tuple[ViolationFound, ...] = ()
-        """Of containers that use more than their limit, as the steering found."""
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
@@ -107,7 +102,7 @@ class ComputeTime(Enforcer):
             await self.library.install()
 
     async def prepare(self, entry: CheckpointEntry, *, starting: bool, new: bool) -> None:
-        """Make the files; a starting container has an empty bucket, and no saved time."""
+        """A starting container has no saved time."""
         if self.library is not None:
             await self.library.install()
         await self.resize(entry)
@@ -140,10 +135,6 @@ class ComputeTime(Enforcer):
         )
 
     def audit(self, entry: CheckpointEntry, read: ReadBack) -> Iterator[Difference]:
-        """Also yield what the library cannot have written into the file of the processes.
-
-        They can change it, as they can their own memory.
-        """
         yield from super().audit(entry, read)
         for text in _forged(entry):
             yield Difference(reason=ViolationReason.TAMPERED, text=text)

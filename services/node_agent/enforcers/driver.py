@@ -1,4 +1,4 @@
-"""The driver: from R615 on it limits the memory of cgroups, whatever the program is."""
+"""The driver limits the memory of cgroups from R615 on."""
 
 from collections.abc import Iterator, Sequence, Set
 
@@ -83,7 +83,7 @@ class DriverLimits(Enforcer):
         return None if self.limits is None else await self.limits.read_back(entry)
 
     def audit(self, entry: CheckpointEntry, read: ReadBack) -> Iterator[Difference]:
-        """Yield what was found at reading: the limits of pods are compared, too."""
+        """Reading has compared the limits of pods, too."""
         yield from read.differences if isinstance(read, DriverReadBack) else ()
 
     @property

@@ -1,4 +1,4 @@
-"""The port of an enforcer: what it holds and needs, and how the agent drives it."""
+"""The port of an enforcer."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -15,25 +15,24 @@ from shared.model.names import DeviceUuid, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What operators read about an enforcer; `docs/limits.md` has these sentences."""
+    """Operators read it in `docs/limits.md`."""
 
     name: EnforcerName
     memory: str
-    """What of a share's memory it holds; empty if nothing."""
+    """Empty if it holds none."""
     compute: str
-    """What of a share's cores it holds; empty if nothing."""
+    """Empty if it holds none."""
     parts: bool
-    """Whether it divides a device among shares; else a device or an instance is one share."""
+    """False if a device or an instance is one share."""
     not_held: str
     needs: str
     resize: str
     shown: str
-    """How it is seen whether it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLimit:
-    """What a share of a container is held to; None for what the enforcer does not hold."""
+    """None for what the enforcer does not hold."""
 
     device: DeviceUuid
     memory_bytes: int | None = None
@@ -45,15 +44,11 @@ class HeldLimit:
 class ReadBack:
     limits: Sequence[HeldLimit] = ()
     problem: str = ""
-    """Why the limits are not there or cannot be read; or empty."""
     unread: str = ""
-    """Why it is not known now what holds, as while the partitioner starts again; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What is held is not what was leased."""
-
     reason: ViolationReason
     text: str
     device: DeviceUuid | None = None
@@ -63,29 +58,27 @@ class Difference:
 class Enforcer:
     """Does nothing by default: what hardware holds needs nothing.
 
-    A subclass in a module of its own, and its entry in `table.py`, are a new enforcer. All calls
-    may be repeated.
+    All calls may be repeated.
     """
 
     facts: Facts
     missing_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_MISSING
     differs_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_DIFFERS
     is_exact: ClassVar[bool] = False
-    """Whether `resize` sets the limits of running programs at once, or raises an error while more
-    is in use. Then a smaller limit is set before it is recorded; otherwise the use is looked at."""
+    """`resize` sets the limits of running programs at once, or raises an error while more is in
+    use."""
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
-        """What is wrong now beside differences, such as a container that was not started."""
+        """What is wrong beside differences, such as a container that was not started."""
         return ()
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
-        """Devices that get no new share now, and why."""
         return {}
 
     async def find_out(self, gpus: Sequence[Gpu]) -> None:
-        """Find out what it can hold now; called with each probe of the GPUs."""
+        """Called with each probe of the GPUs."""
 
     def unready_reason(self) -> str:
         """Return why what the GPUs report is not to be believed, or an empty text."""
@@ -99,11 +92,10 @@ class Enforcer:
         """Set the limits of a container before its first process runs, and read them back.
 
         `new` is a container that cannot have changed its files, `starting` one without processes.
-        Raises UnavailableError if they cannot be set: the container must not start then.
+        Raises UnavailableError: the container must not start then.
         """
 
     def wanted(self, entry: CheckpointEntry) -> tuple[HeldLimit, ...]:
-        """Return the limits that the lease of a container has, as far as this enforcer holds it."""
         name = self.facts.name
         return tuple(
             HeldLimit(
@@ -116,11 +108,10 @@ class Enforcer:
         )
 
     async def read_back(self, entry: CheckpointEntry) -> ReadBack | None:
-        """Return what holds a container now, or None if there is nothing to read."""
+        """Return None if there is nothing to read."""
         return None
 
     def audit(self, entry: CheckpointEntry, read: ReadBack) -> Iterator[Difference]:
-        """Yield what differs between a container's lease and what was read back."""
         label = LABELS[self.facts.name]
         if read.unread:
             return
@@ -146,16 +137,10 @@ class Enforcer:
                     yield Difference(reason=self.differs_reason, text=text, device=wanted.device)
 
     async def resize(self, entry: CheckpointEntry) -> None:
-        """Set the limits of a running container to those of its entry.
-
-        Raises UnavailableError if they hold only when the container starts again.
-        """
+        """Raises UnavailableError if limits hold only when the container starts again."""
 
     async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
-        """Remove what it keeps for pods other than `live`.
-
-        `mounted` are paths that containers have mounted, or None if that is not known.
-        """
+        """`mounted` are paths that containers have mounted, or None if that is not known."""
 
 
 def _mib(amount: int | None) -> float | None:

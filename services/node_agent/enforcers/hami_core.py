@@ -1,4 +1,4 @@
-"""HAMi-core: a library in the container that holds it to the limits in its region file."""
+"""HAMi-core holds a container to the limits in its region file."""
 
 import asyncio
 from collections.abc import Sequence, Set
@@ -71,7 +71,7 @@ class HamiCore(Enforcer):
         await self.files.prepare(entry.limits, starting=starting, new=new)
 
     def wanted(self, entry: CheckpointEntry) -> tuple[HeldLimit, ...]:
-        """Return the limits in the container's setup: a dialect may give its GPUs the smallest."""
+        """A dialect may give a container's GPUs the smallest limit."""
         seed = seed_of(entry.limits.environment)
         return _limits(entry, seed.memory_limits, seed.core_limits)
 
@@ -86,10 +86,7 @@ class HamiCore(Enforcer):
         return ReadBack(limits=_limits(entry, region.memory_limits, region.core_limits))
 
     async def resize(self, entry: CheckpointEntry) -> None:
-        """Write the region and, for child processes of running ones, the overrides.
-
-        A missing region gets them when it is made.
-        """
+        """Write the region and, for child processes of running ones, the overrides."""
         path = region_path_of(entry.limits)
         if path is None:
             return

@@ -24,15 +24,12 @@ AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadShare:
-    """What holds one share of a container, and what is wrong with it."""
-
     memory_bytes: int | None = None
     cores_percent: int | None = None
     difference: str = ""
     at: float = 0.0
     """Unix seconds."""
     unread: str = ""
-    """Why it was not read since; or empty."""
 
 
 ReadKey = tuple[PodUid, str, DeviceUuid]
@@ -45,10 +42,8 @@ class LimitAudit:
         self.read: dict[ReadKey, ReadShare] = {}
         self.violations: tuple[ViolationFound, ...] = ()
         self._unread: dict[EntryKey, str] = {}
-        """Why what holds a container is not known now."""
 
     async def run(self) -> None:
-        """Compare at once after a start, then in intervals, and when limits may be gone."""
         due = self.node.audit_due
         while True:
             due.clear()
@@ -56,7 +51,6 @@ class LimitAudit:
             await self.node.wait(due, AGAIN_S if self._unread else AUDIT_S)
 
     async def audit(self) -> None:
-        """Compare all containers once; what differs is set again and read back."""
         checkpoint = self.node.checkpoint
         read: dict[ReadKey, ReadShare] = {}
         violations: list[ViolationFound] = []

@@ -1,6 +1,6 @@
 """MPS limits the memory and threads of a container's processes.
 
-By a control daemon for each container (`Mps`), or by a server for each GPU (`SharedMps`).
+`Mps` has a control daemon for each container, `SharedMps` a server for each GPU.
 """
 
 import asyncio
@@ -70,11 +70,10 @@ _MAJOR = re.compile(r"\d+")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsReadBack(ReadBack):
     outside: Mapping[DeviceUuid, Sequence[int]] = field(default_factory=dict)
-    """PIDs on the node of the container's processes on a GPU that are no clients of its daemon."""
+    """PIDs on the node of processes that are no clients of the container's daemon."""
 
 
 def mps_shares(entry: CheckpointEntry) -> tuple[Share, ...]:
-    """Return the shares of an entry's container that MPS holds, by device index."""
     shares = shares_by_index(entry.lease, entry.allocation.container)
     return tuple(filter(held_by_mps, shares))
 
@@ -137,9 +136,8 @@ class Mps(Enforcer):
         self.young_s = YOUNG_S
         self.missing_reason_of_node = NOT_TRIED
         self.wedged: dict[Hashable, Mapping[DeviceUuid, str]] = {}
-        """The devices of each server whose clients hang, and since when, by `MpsTarget.server`."""
+        """Since when clients hang, by `MpsTarget.server`."""
         self.repairs: dict[MpsTarget, ViolationFound] = {}
-        """What was done, or failed, for a server whose clients hung."""
         self.probes_due = asyncio.Event()
         """A container has started again: what it ran before may have been killed at work."""
         self.drained: Set[int] = frozenset()
@@ -178,7 +176,6 @@ class Mps(Enforcer):
             self.missing_reason_of_node = str(error)
 
     async def prepare(self, entry: CheckpointEntry, *, starting: bool, new: bool) -> None:
-        """Have the container's limits set, and read back, before a process starts."""
         daemons = self.required()
         target = target_of(entry)
         limits = limits_of(entry)
@@ -199,7 +196,7 @@ class Mps(Enforcer):
             self.probes_due.set()
 
     def wanted(self, entry: CheckpointEntry) -> tuple[HeldLimit, ...]:
-        """Return what the daemon was to set: MiB rounded down, one percentage for all devices."""
+        """MiB are rounded down; all devices have one percentage."""
         limits = limits_of(entry)
         return tuple(
             HeldLimit(
@@ -222,7 +219,6 @@ class Mps(Enforcer):
         return replace(_read_back(entry, daemon), outside=outside)
 
     def audit(self, entry: CheckpointEntry, read: ReadBack) -> Iterator[Difference]:
-        """Also yield processes on the container's GPUs that are not held by its daemon."""
         yield from super().audit(entry, read)
         for device, pids in (read.outside if isinstance(read, MpsReadBack) else {}).items():
             yield Difference(
@@ -238,7 +234,6 @@ class Mps(Enforcer):
         raise UnavailableError(NO_RESIZE)
 
     async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
-        """End the daemons of pods that have ended; none that has just been started."""
         if self.daemons is None:
             return
         try:
@@ -259,13 +254,12 @@ class Mps(Enforcer):
                 logger.warning("%s is not ended: %s", target, error)
 
     def required(self) -> MpsRunner:
-        """Raises UnavailableError if it is off."""
+        """Raises UnavailableError if MPS is off."""
         if self.daemons is None:
             raise UnavailableError(self.off)
         return self.daemons
 
     def holds(self, entry: CheckpointEntry) -> bool:
-        """Whether a share of an entry's container is held in this form of MPS."""
         name = self.facts.name
         return any(name in (share.memory, share.compute) for share in mps_shares(entry))
 
@@ -280,10 +274,7 @@ class Mps(Enforcer):
     async def _outside(
         self, entry: CheckpointEntry, daemon: MpsDaemon, samples: Sequence[DeviceSample]
     ) -> Mapping[DeviceUuid, Sequence[int]]:
-        """Return the processes of an entry's container on its devices that its daemon has not.
-
-        None are returned while the kubelet's list does not say which containers they are of.
-        """
+        """Return none while pods are not known."""
         try:
             pods = await self.listed.read() if self.listed is not None else {}
         except UnavailableError:
@@ -366,5 +357,4 @@ def _bytes(amount_mib: int | None) -> int | None:
 
 
 def _limit(percent: int) -> int:
-    """Return a percentage as leases have it: 0 without a limit."""
     return percent if percent < ALL_THREADS else 0

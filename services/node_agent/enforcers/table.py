@@ -1,4 +1,4 @@
-"""The table of enforcers, and what the agent does with those of a container."""
+"""The table of enforcers."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -46,7 +46,7 @@ def enforcer_table(
     compute_time: ComputeTime | None = None,
     mps: Sequence[Mps] = (),
 ) -> "Enforcers":
-    """Return all enforcers that a node can have: a new one is an entry here."""
+    """A new enforcer is an entry here."""
     by_time = compute_time or ComputeTime(files)
     by_mps = mps or (Mps(), SharedMps())
     return Enforcers(  # HAMi-core checks that the files of all others exist
@@ -55,7 +55,6 @@ def enforcer_table(
 
 
 async def check_held(entry: CheckpointEntry, enforcer: Enforcer) -> None:
-    """Raise UnavailableError if what was read back differs from the lease."""
     read = await enforcer.read_back(entry)
     if read is not None and (differences := list(enforcer.audit(entry, read))):
         raise UnavailableError("; ".join(difference.text for difference in differences))
@@ -68,13 +67,12 @@ class Enforcers:
         }
 
     def of(self, entry: CheckpointEntry) -> Iterator[Enforcer]:
-        """Yield those that hold shares of a container, in the order of the table."""
         shares = entry.lease.shares_of(entry.allocation.container)
         names = {name for share in shares for name in (share.memory, share.compute)}
         return (enforcer for name, enforcer in self.by_name.items() if name in names)
 
     async def find_out(self, gpus: Sequence[Gpu]) -> None:
-        """Raise UnavailableError if what the GPUs report is not to be believed."""
+        """Raises UnavailableError if what the GPUs report is not to be believed."""
         for enforcer in self.by_name.values():
             await enforcer.find_out(gpus)
             if reason := enforcer.unready_reason():
@@ -87,18 +85,15 @@ class Enforcers:
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
-        """Devices that get no new share now, and why."""
         enforcers = self.by_name.values()
         return {device: text for enforcer in enforcers for device, text in enforcer.faults.items()}
 
     def missing(self, name: EnforcerName, gpu: Gpu, sharing: SharingConfig) -> str:
-        """Return why one of them cannot hold parts of a GPU now, or an empty text."""
         return self.by_name[name].missing(gpu, sharing)
 
     def offered(
         self, devices: Sequence[Device], gpus: Sequence[Gpu], sharing: SharingConfig
     ) -> tuple[Device, ...]:
-        """Return devices with what can hold parts of them now; others keep what they offered."""
         found = {gpu.uuid: gpu for gpu in gpus}
         return tuple(
             self._with_offer(device, found[device.uuid], sharing)
@@ -139,10 +134,7 @@ class Enforcers:
             await enforcer.prepare(entry, starting=starting, new=new)
 
     async def resize(self, entry: CheckpointEntry) -> None:
-        """Set the limits of a running container, and read them back.
-
-        Raises UnavailableError if they are not set, or differ: the container keeps what it had.
-        """
+        """Raises UnavailableError if limits are not set, or differ: the container keeps its own."""
         for enforcer in self.of(entry):
             await enforcer.resize(entry)
             await check_held(entry, enforcer)

@@ -1,1 +1,1 @@
-"""GPUs of the node: inventory, sharing, probes, health; packages for NVML and simulation."""
+"""GPUs of the node: inventory, sharing, probes, health."""

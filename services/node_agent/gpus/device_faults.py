@@ -1,4 +1,4 @@
-"""Faults of GPUs, and which XID events of the driver are critical; pure.
+"""Faults of GPUs, and which XID events are critical; pure.
 
 The environment variables are those of NVIDIA's device plugin.
 """
@@ -15,7 +15,6 @@ from shared.model.names import DeviceUuid
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""They do not affect the next application."""
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
 _RESTART = "restart the program; the GPU works on, and needs no reset"
@@ -27,7 +26,6 @@ _REPLACE = "have it replaced (RMA) if that happens again"
 class XidGuide:
     meaning: str
     remedy: str
-    """What to do, as NVIDIA's catalogue advises."""
 
 
 XID_GUIDES: Mapping[int, XidGuide] = {
@@ -69,8 +67,6 @@ XID_GUIDES: Mapping[int, XidGuide] = {
     ),
     140: XidGuide("unrecovered memory error", f"{_RESET}; {_REPLACE}"),
 }
-"""By number; the remedies are the immediate actions of `XID_CATALOGUE`: RESTART_APP, RESET_GPU,
-RESTART_BM, and the workflows of 48 and 74."""
 _OTHER = XidGuide("see NVIDIA's list of Xid errors", XID_CATALOGUE)
 
 
@@ -92,7 +88,6 @@ class Xid:
 
     @property
     def meaning(self) -> str:
-        """What it means, and what to do."""
         guide = XID_GUIDES.get(self.number, _OTHER)
         return f"{guide.meaning}: {guide.remedy}"
 
@@ -139,11 +134,7 @@ def replaced_by(uuid: DeviceUuid) -> Fault:
 def missing_fault(
     uuid: DeviceUuid, unreadable: Mapping[int, str], unread: Iterable[UnreadDevice] = ()
 ) -> Fault:
-    """Return the fault of a GPU that a probe did not find.
-
-    It may still be there if the kernel's driver lists it, or if some GPU could not be read:
-    `unread` of the kernel's list, `unreadable` by the index of NVML's list.
-    """
+    """The GPU may be there: `unreadable` by NVML, or `unread` by the kernel."""
     reasons = {gpu.uuid: gpu.reason for gpu in unread}
     if reason := reasons.get(uuid) or reasons.get(UNNAMED):
         return no_response(reason)
@@ -158,7 +149,6 @@ def missing_fault(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidRules:
     disabled: bool = False
-    """Only explicitly enabled XIDs are critical."""
     ignored: frozenset[int] = APPLICATION_XIDS
     enabled: frozenset[int] = frozenset()
     """Critical whatever else is set."""
@@ -167,11 +157,7 @@ class XidRules:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Read the XIDs to ignore besides the default, and those that are critical in any case.
-
-        For example, `DP_DISABLE_HEALTHCHECKS=48,63` ignores two more. `all` and `xids` mean every
-        XID.
-        """
+        """`all` and `xids` mean every XID."""
         disabled = _words(environ.get(DISABLE_VARIABLE, ""))
         enabled = _words(environ.get(ENABLE_VARIABLE, ""))
         words = (disabled - _ALL_XIDS) | (enabled - {_ALL})

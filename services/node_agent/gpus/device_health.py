@@ -1,9 +1,6 @@
 """The health states of devices, and what a probe changes in them; pure.
 
-A `suspect` device has a fault that may be transient: it gets no new pod, but pods on their way may
-start. A `cordoned` device is unhealthy for the kubelet, the owners of its leases are notified, and
-it is not probed for a backoff time that doubles each time. Then it is `probing`, until enough
-probes in a row succeed.
+A `suspect` device gets no new pod. A `cordoned` one is not probed for a backoff time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +32,7 @@ class DeviceHealth:
     since: float = 0.0
     fault: Fault | None = None
     streak: int = 0
-    """Failed probes in a row while suspect, successful ones while probing."""
+    """Of probes: failed while suspect, successful while probing."""
     cordons: int = 0
     probe_at: float = 0.0
     memory_mib: int = 0
@@ -56,7 +53,6 @@ class HealthPolicy:
     reset_after_s: float = 3600.0
     """After this time in good health, the backoff starts anew."""
     failure_threshold: int = 2
-    """In a row: then a fault is not transient."""
     success_threshold: int = 3
 
     def next_record(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
@@ -87,10 +83,7 @@ class HealthPolicy:
         return replace(record, fault=fault, streak=record.streak + 1)
 
     def _cordoned(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
-        """Wait until `probe_at`; if there is a fault then, back off longer.
-
-        A severe fault stays until the device is healthy; of others, the latest one counts.
-        """
+        """A severe fault stays until the device is healthy; of others, the latest one counts."""
         if fault is not None and record.fault is not None and not record.fault.severe:
             record = replace(record, fault=fault)
         if now < record.probe_at:

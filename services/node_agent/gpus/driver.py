@@ -9,13 +9,13 @@ from services.node_agent.mig.partitioner import MigDriver
 from shared.model.devices.device import UnreadDevice
 
 SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
-"""Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""
+"""Raises UnavailableError while the driver does not respond."""
 TakeXids = Callable[[], tuple[Xid, ...]]
 
 
 class GpuDiscovery(Protocol):
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError, with a remedy, while none responds."""
+        """Raises UnavailableError, with a remedy, while none responds."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""The health of the node's devices, of which the owners of leases are notified."""
+"""The health of the node's devices."""
 
 import asyncio
 import contextlib
@@ -75,10 +75,7 @@ class HealthMonitor:
         return {uuid: health.message for uuid, health in self.devices.items() if health.message}
 
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Return devices as the kubelet should see them: suspect devices as healthy.
-
-        The kubelet permanently fails a pod that comes to an unhealthy device.
-        """
+        """A pod on an unhealthy device permanently fails, so a suspect one stays healthy there."""
         suspect = {
             uuid for uuid, health in self.devices.items() if health.state is HealthState.SUSPECT
         }
@@ -88,10 +85,7 @@ class HealthMonitor:
         )
 
     def remember(self, devices: Iterable[Device]) -> None:
-        """Add the devices of an earlier run; one that the next probe does not find is cordoned.
-
-        It is not merely suspect: no pod was placed on it since the agent started.
-        """
+        """Add the devices of an earlier run; one that the next probe does not find is cordoned."""
         found_before = DeviceHealth(
             state=HealthState.SUSPECT,
             since=self.clock.ticks(),
@@ -118,7 +112,6 @@ class HealthMonitor:
         *,
         driver_fault: Fault | None = None,
     ) -> None:
-        """Apply a probe, which could not read some GPUs; none, with a `driver_fault`."""
         xids = self.xids()
         self._keep(xids)
         if gpus == self._gpus and not (xids or driver_fault or self.faults):

@@ -23,7 +23,7 @@ from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
-"""NVML's have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
+"""IDs for the kubelet, which end in a slot, have at most 63 characters."""
 PER_NVLINK = 100
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
 
@@ -44,16 +44,11 @@ class SharingConfig:
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
     replicas: Replicas | None = None
-    """As which all GPUs outside MIG mode are offered."""
 
     def merged(
         self, config: DeviceConfig, *, split: int | None, unit: int | None
     ) -> "SharingConfig":
-        """Merge these flags with Volcano's device configuration.
-
-        The node's own entry takes precedence over the flags `split` and `unit`, and these over the
-        entry for all nodes.
-        """
+        """The node's own entry comes before the flags `split` and `unit`."""
         return replace(
             self,
             split_count=config.node_split_count or split or config.split_count or self.split_count,
@@ -79,18 +74,17 @@ class Gpu:
     pcie: str = ""
     bus: str = ""
     power_limit_w: int = 0
-    """In force, or 0 if it is unknown."""
+    """0 if it is unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
     exclusive_process: bool = False
-    """Whether its compute mode is another than Default."""
     mig: MigState | None = None
     """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
 
     @property
     def usable_mib(self) -> int:
-        """Memory that programs can get; of a GPU in MIG mode, memory of its instances."""
+        """Of a GPU in MIG mode, memory of its instances."""
         return self.memory_mib - (0 if self.mode is DeviceMode.MIG else self.reserved_mib)
 
     @property
@@ -119,8 +113,7 @@ class DeviceSample:
     processes: tuple[GpuProcess, ...] = ()
     hardware: Hardware | None = None
     sampled_at_s: float | None = None
-    """When the driver was queried, in seconds since the machine booted: a process that started
-    later reuses the PID."""
+    """Seconds since the machine booted."""
 
 
 def problem_of(gpu: Gpu) -> str:
@@ -149,10 +142,9 @@ def devices_of(
 ) -> tuple[Device, ...]:
     """Return the devices that are offered of GPUs, by minor number.
 
-    `faults` has the message of each unhealthy device. A recorded device that is no longer found
-    stays, unhealthy: running pods may have its IDs, and an ID must never denote another device. One
-    that was excluded or replaced stays while it is `held` (None if unknown), and a device has as
-    many slots as its holders need.
+    A recorded device that is no longer found stays, unhealthy: running pods may have its IDs, and
+    an ID must never denote another device. One that was excluded or replaced stays while it is
+    `held` (None if unknown).
     """
     visible = visible_gpus(gpus, sharing)
     offered = {
@@ -260,7 +252,6 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
 
 
 def as_offered(device: Device, sharing: SharingConfig) -> Device:
-    """Return a device outside MIG mode as replicas or by amounts, as GPUs of the node are now."""
     if device.mode is DeviceMode.MIG or device.replicas == sharing.replicas:
         return device
     replicas = sharing.replicas

@@ -1,8 +1,8 @@
 r"""GPUs that NVIDIA's kernel driver lists, also those that NVML cannot read.
 
-The driver has a folder for each GPU, named by its PCI address, with a file `information` of lines
-such as `GPU UUID: \t GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b`, with question marks until the GPU
-is initialised. https://download.nvidia.com/XFree86/Linux-x86_64/580.65.06/README/procinterface.html
+https://download.nvidia.com/XFree86/Linux-x86_64/580.65.06/README/procinterface.html. A file
+`information` has lines such as `GPU UUID: \t GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b`, with
+question marks until the GPU is initialised.
 """
 
 import functools
@@ -19,7 +19,6 @@ from shared.model.names import DeviceUuid
 
 GPUS = Path("driver/nvidia/gpus")
 MOST_BYTES = 4096
-"""A driver writes about 400 bytes."""
 EXCLUDED = "Yes"
 """By the driver's parameter `NVreg_ExcludedGpus`: no program can use the GPU."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -32,7 +31,7 @@ Information = Mapping[str, str] | None
 
 
 class KernelGpus:
-    """Reads below a folder of processes, such as `/proc`; a GPU that hangs may block a read."""
+    """A GPU that hangs may block a read."""
 
     def __init__(self, proc: Path, *, limit_s: Callable[[], float]) -> None:
         self._folder = proc / GPUS
@@ -41,10 +40,6 @@ class KernelGpus:
         self._read_calls: SingleFlight[Information] = SingleFlight()
 
     async def unread(self, gpus: Iterable[Gpu]) -> tuple[UnreadDevice, ...]:
-        """Return the listed GPUs that are not among `gpus`, which NVML has read.
-
-        Only their files are read.
-        """
         read = tuple(gpus)
         try:
             listed = await self._list_calls.call(_LIST, self._addresses, self._limit_s)

@@ -1,4 +1,4 @@
-"""Limits of the driver on memory: of what, as NVML reports them, and why there is none; pure."""
+"""Limits of the driver on memory; pure."""
 
 from enum import StrEnum
 
@@ -8,12 +8,10 @@ from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, PodUid
 
 UNLIMITED = 2**64 - 1
-"""`NVML_DEVICE_MEMORY_LIMIT_MAX`, in bytes."""
+"""`NVML_DEVICE_MEMORY_LIMIT_MAX`."""
 
 
 class Accounting(StrEnum):
-    """How the driver counts the memory of cgroups."""
-
     DMEM = "dmem"
     """In the kernel, from 6.14: all cgroups above a process hold it. Lowering a limit below the use
     is ignored, and reported as success."""
@@ -44,21 +42,18 @@ class LimitTarget(Struct, frozen=True, gc=False):
 
 
 class ForeignLimit(Struct, frozen=True, kw_only=True, gc=False):
-    """A limit that another program has set, as no lease of ours is of that cgroup."""
-
     cgroup: str
     hard_bytes: int
     soft_bytes: int = 0
     pod: PodUid | None = None
-    """Of the cgroup; None outside of pods."""
+    """None outside of pods."""
 
 
 class DriverAccounting(Struct, frozen=True):
     accounting: Accounting
     agent_limit_mib: int | None = None
-    """The limit on the agent itself, which would see a smaller GPU; or None without one."""
+    """An agent with a limit would see a smaller GPU."""
     foreign: tuple[ForeignLimit, ...] = ()
-    """The first ones."""
 
 
 class LimitFault(StrEnum):
@@ -66,17 +61,13 @@ class LimitFault(StrEnum):
     NOT_SUPPORTED = "not-supported"
     NO_CGROUP = "no-cgroup"
     CHAIN_BROKEN = "chain-broken"
-    """A cgroup on the way from the root has no files of `dmem`: those below it are not limited."""
+    """A cgroup on the way from the root has no files of `dmem`."""
     NOT_PERMITTED = "not-permitted"
     REFUSED = "refused"
-    """As with `misc` for a limit below the use."""
     OUTDATED = "outdated"
-    """A newer lease of the pod has set limits."""
 
 
 class LimitError(UnavailableError):
-    """The driver did not set or report a limit."""
-
     def __init__(self, fault: LimitFault, text: str) -> None:
         super().__init__(text)
         self.fault = fault

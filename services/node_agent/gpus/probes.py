@@ -20,8 +20,8 @@ T = TypeVar("T")
 class GpuReader(Generic[T]):
     """Reads all GPUs that a driver lists, by its own index, which may change.
 
-    `count` and `read` block, and raise UnavailableError if the driver fails. `read` returns None if
-    there is no GPU at an index. `limit_s` returns the present time limit of a call.
+    `count` and `read` block, and raise UnavailableError if the driver fails; `read` returns None if
+    there is no GPU at an index.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GpuReader(Generic[T]):
         self._count = 0
 
     async def read_all(self) -> dict[int, T | LeaseholdError | None]:
-        """Read all GPUs. Raises UnavailableError while their number is not known."""
+        """Raises UnavailableError while the number of GPUs is not known."""
         self._count_calls.start({_COUNT: self.count})
         self._read_calls.start(reads := self._reads(self._count))
         count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
@@ -53,7 +53,7 @@ class GpuReader(Generic[T]):
 
 
 class GpuProber:
-    """The GPUs; one that fails is returned as it was last read, with that fault."""
+    """A GPU that fails is returned as it was last read, with that fault."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class GpuProber:
     ) -> None:
         self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
-        """By index; a GPU that never responded is not returned."""
+        """A GPU that never responded is not returned."""
         self._known: dict[int, Gpu] = {}
 
     async def probe(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while none is known."""
+        """Raises UnavailableError while no GPU is known."""
         readings = await self._reader.read_all()
         results = {number: self._checked(number, result) for number, result in readings.items()}
         errors = {
@@ -114,7 +114,7 @@ class GpuProber:
 
 
 def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Return one GPU per UUID: the sound one if a failing one was last read at another index.
+    """A sound GPU comes before a failing one of its UUID, last read at another index.
 
     Of sound ones with the same minor number, all but the first are faulty.
     """

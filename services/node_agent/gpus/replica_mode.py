@@ -1,8 +1,4 @@
-"""Whether the node's GPUs are offered by amounts or as replicas now; pure.
-
-That changes for all of them at once, while none is in use: a GPU never has amounts and replicas, or
-replicas of two kinds.
-"""
+"""Whether the node's GPUs are offered by amounts or as replicas now; pure."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -12,15 +8,13 @@ from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.devices.replicas import Replicas
 
 MOST_NAMED = 5
-"""Pods that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMode:
     replicas: Replicas | None = None
-    """As which GPUs are offered; None: by amounts."""
+    """None if GPUs are offered by amounts."""
     problem: str = ""
-    """Why that is not what the node's configuration says; or empty."""
 
 
 def choose_mode(
@@ -32,11 +26,10 @@ def choose_mode(
     only_amounts: bool,
     missing_mps: Callable[[Gpu], str],
 ) -> ReplicaMode:
-    """Return how GPUs are offered, by how they were offered `before`.
+    """`holders` hold parts of GPUs outside MIG mode; None if they are not known.
 
-    `holders` are the pods and claims that hold parts of GPUs outside MIG mode, None if not known.
-    With `only_amounts`, some hold amounts and none a replica: then GPUs are offered by amounts,
-    also if the agent has lost its records of that, or if it reads of a lease after a change.
+    With `only_amounts`, GPUs are offered by amounts, also if the agent has lost its records of
+    that.
     """
     offered = [device.replicas for device in before if device.mode is not DeviceMode.MIG]
     wanted = config.replicas
@@ -53,7 +46,6 @@ def choose_mode(
 
 
 def _conflict(config: SharingConfig, gpus: Iterable[Gpu], missing_mps: Callable[[Gpu], str]) -> str:
-    """Return why the node cannot offer replicas as configured, whatever runs there."""
     replicas = config.replicas
     if replicas is None:
         return ""
@@ -81,7 +73,6 @@ def _conflict(config: SharingConfig, gpus: Iterable[Gpu], missing_mps: Callable[
 
 
 def _in_the_way(wanted: Replicas | None, holders: Collection[str] | None) -> str:
-    """Return who holds parts of GPUs, so that how they are offered does not change now."""
     if holders is not None and not holders:
         return ""
     mode = f"as {wanted.number} replicas by {wanted.strategy}" if wanted else "by amounts"

@@ -1,7 +1,6 @@
 """Blocking calls in threads of their own: a call that never returns blocks nothing else.
 
-Calls that start together share a thread, as waking one costs more than most calls. After
-`PATIENCE_S`, one more thread makes those that still wait.
+Calls that start together share a thread, as waking one costs more than most calls.
 """
 
 import asyncio
@@ -65,8 +64,8 @@ _forming: dict[asyncio.AbstractEventLoop, _Batch] = {}
 def start_in_thread(function: Callable[[], T]) -> asyncio.Future[T | LeaseholdError]:
     """Call a function in a daemon thread, which does not keep the process alive.
 
-    The future gets the function's value or its LeaseholdError. Any other exception is a bug: its
-    traceback is printed, and the future gets an UnavailableError.
+    The future gets its value or LeaseholdError. Any other exception is a bug: its traceback is
+    printed, and the future gets an UnavailableError.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T | LeaseholdError] = loop.create_future()
@@ -114,7 +113,7 @@ class SingleFlight(Generic[T]):
     """Calls of the driver, at most one in flight for each key.
 
     While a call exceeds its limit, later callers fail at once: a GPU that hangs must not delay each
-    probe of the others. For example, `await reads.call("GPU-a", read_gpu, limit_s=lambda: 20.0)`.
+    probe of the others.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 SHARED_MODE = 0o777
 PROBE_BYTES = 4096
 MIN_FREE_BYTES = 16 * 1024 * 1024
-"""For some pods."""
 MIN_FREE_FILES = 64
 """Some file systems have room for a fixed number of files only."""
 
@@ -44,8 +43,9 @@ class ContainerFiles:
         self.min_free_bytes = MIN_FREE_BYTES
         self.timing = timing
         self.unwritable_reason = ""
-        """Why no container could be prepared at the last probe."""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
+        self._partly_removed: set[str] = set()
+        """They seem young, as a part was removed."""
 
     @property
     def paths(self) -> Paths:
@@ -59,11 +59,10 @@ class ContainerFiles:
     ) -> None:
         """Create a container's missing files, and set its limits.
 
-        Existing files stay, except the region of an earlier run if the container is `starting`. If
-        that fails for a `new` one, which cannot have changed its files, it would for the next, too:
-        `unwritable_reason` is set until a probe has prepared it. Raises UnavailableError naming a
-        region that cannot be written, or a missing file that the agent does not create (a runtime
-        would create a directory instead); RequestError if the limits are invalid.
+        Existing files stay, except the region of an earlier run if the container is `starting`. A
+        failure for a `new` one, which cannot have changed its files, closes the node until a probe
+        has prepared it. Raises UnavailableError naming a path; RequestError if the limits are
+        invalid.
         """
         try:
             await asyncio.to_thread(self._prepare, setup, starting=starting)
@@ -74,10 +73,7 @@ class ContainerFiles:
             raise
 
     async def remove_unused(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
-        """Remove files of pods other than `live`, and unmounted versions of the library.
-
-        All versions stay if `mounted` is None, which means that it is not known.
-        """
+        """All versions of the library stay if `mounted` is None: that is not known."""
         await asyncio.to_thread(self._remove_unused, live, mounted)
 
     async def probe_disk(self) -> None:
@@ -188,17 +184,21 @@ class ContainerFiles:
             entries = list(root.iterdir())
         except OSError as error:
             raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
+        begun, self._partly_removed = self._partly_removed, set()
         for entry in entries:
             pod, _, container = entry.name.partition("_")
             if not container or pod in live:
                 continue
             with contextlib.suppress(OSError):
-                if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:
+                age_s = abs(now - entry.lstat().st_mtime)
+                if age_s < self.timing.new_files_s and entry.name not in begun:
                     continue
+                self._partly_removed.add(entry.name)
                 if entry.is_dir() and not entry.is_symlink():
                     remove_tree(entry)
                 else:
                     entry.unlink()
+                self._partly_removed.remove(entry.name)
 
 
 def _make_shared(directory: Path) -> None:
@@ -208,6 +208,6 @@ def _make_shared(directory: Path) -> None:
 
 
 def _ensure(path: Path, content: bytes) -> None:
-    """Create a file unless it has this content: what a container has open is not changed."""
+    """What a container has open is not changed."""
     if not path.is_file() or path.read_bytes() != content:
         replace_file(path, content)

@@ -1,7 +1,7 @@
-"""HAMi-core's library on this node: follows its source, and installs what enforces limits.
+"""HAMi-core's library on this node.
 
 Containers map the library, so an existing file is never changed: each content has a directory, and
-a file names the current one. Versions that no container mounts are removed.
+a file names the current one.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ from shared.model.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 CURRENT = "current"
-"""Names the directory and the version that new containers mount."""
 LOAD_S = 10.0
 """Time limit of a trial load in a process of its own."""
 _ELF_HEAD = 20
@@ -41,17 +40,16 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 _NUMBERS = re.compile(r"\d+")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
-"""The driver's mounts provide them; the agent seldom has them."""
 
 Identity = tuple[int, ...]
-"""Inode, size and time of change of a file; empty if it does not exist."""
+"""Empty if the file does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLibrary:
     path: Path
     version: str = ""
-    """From the name of its source, such as `v2.9.0` of libvgpu.so.v2.9.0, or empty."""
+    """Such as `v2.9.0` of libvgpu.so.v2.9.0, or empty."""
 
     @property
     def content(self) -> str:
@@ -61,7 +59,7 @@ class StoredLibrary:
 class NodeLibrary:
     """Installs a library only if it loads and has the layout of our regions.
 
-    Otherwise the current one stays. Without a source, GPUs are simulated, and it is an empty file.
+    Without a source, GPUs are simulated.
     """
 
     def __init__(self, root: Path, source: Path | None) -> None:
@@ -74,7 +72,7 @@ class NodeLibrary:
 
     @property
     def simulated(self) -> bool:
-        """Whether it enforces nothing, and must not be preloaded: the loader would warn."""
+        """An empty file must not be preloaded: the loader would warn."""
         return self.source is None
 
     async def update(self) -> bool:
@@ -89,7 +87,6 @@ class NodeLibrary:
         return not self.unusable_reason
 
     def remove_unused(self, mounted: Collection[str], *, unused_s: float) -> None:
-        """Remove versions older than `unused_s` that are neither current nor mounted; blocks."""
         if self.source is None:
             return
         in_use = {current_library(self.root).path.parent, *(Path(path).parent for path in mounted)}
@@ -145,7 +142,6 @@ def simulated_library(root: Path) -> StoredLibrary:
 
 
 def current_library(root: Path) -> StoredLibrary:
-    """Return the current library; without one, a path that does not exist."""
     try:
         content, _, version = (root / CURRENT).read_text().partition(" ")
     except OSError:
@@ -157,10 +153,7 @@ def current_library(root: Path) -> StoredLibrary:
 
 
 def source_file(source: Path) -> Path:
-    """Return the library that `source` names: the file, or the best one in the directory.
-
-    That is libvgpu.so, which need not exist, or the libvgpu.so.VERSION of the highest version.
-    """
+    """In a directory, return libvgpu.so, or else the highest libvgpu.so.VERSION."""
     if not source.is_dir():
         return source
     usual = source / LIBRARY_NAME
@@ -170,10 +163,7 @@ def source_file(source: Path) -> Path:
 
 
 def _store(source: Path, root: Path) -> StoredLibrary:
-    """Copy the library to the directory of its content; it is not current yet.
-
-    Raises OSError, and UnavailableError if the source changes meanwhile.
-    """
+    """Raises OSError, and UnavailableError if the source changes meanwhile."""
     draft = root / f".draft-{os.getpid()}"
     root.mkdir(parents=True, exist_ok=True)
     try:
@@ -235,10 +225,9 @@ def layout_name(path: Path) -> str:
 
 
 async def load_error(path: Path) -> str:
-    """Load the library in a process of its own; return why that fails, or an empty text.
+    """Return why the library does not load, or an empty text.
 
-    Missing libraries of the driver do not count: containers have them. It is not a process of
-    asyncio, as gRPC's handlers of fork can crash such a child.
+    It is not loaded in a process of asyncio, as gRPC's handlers of fork can crash such a child.
     """
     try:
         process = await asyncio.to_thread(

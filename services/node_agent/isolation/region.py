@@ -1,14 +1,11 @@
 """The content of a region file, decoded from any bytes; pure.
 
-A container may write anything into its region. So every count is clamped, every text checked, and
-impossible numbers are marked: the result is a value, never an exception.
+A container may write anything into its region: the result is a value, never an exception.
 
-A killed process leaves its slot, which the library removes only when another process joins or is
-out of memory. To fill the gap it moves the last slot down, and the old place, above the slots that
-it counts, keeps its content. A process of a library with sequence locks (1.1-bad, 1.2) goes on
-writing to the old place; one of an older library looks up its slot by PID each time. So the records
-of a region are of processes that live, by the PIDs of the container's cgroup, and of two records of
-a process the last written counts.
+A killed process leaves its slot. The library fills a gap by moving the last slot down; the old
+place, above the slots that it counts, keeps its content. A process of a library with sequence locks
+(1.1-bad, 1.2) goes on writing to the old place. So the records of a region are of processes that
+live, and of two records of a process the last written counts.
 """
 
 import re
@@ -54,7 +51,7 @@ class Slot:
     sm_percent: tuple[int, ...]
     writes: int = 0
     torn: bool = False
-    """Each read found it being written: its amounts may belong to different moments."""
+    """Its amounts may belong to different moments."""
 
     @property
     def ended(self) -> bool:
@@ -69,9 +66,9 @@ class Region:
     memory_limits: tuple[int, ...]
     core_limits: tuple[int, ...]
     slots: tuple[Slot, ...]
-    """All that the library counts, of ended processes too."""
+    """Those of ended processes, too."""
     orphans: tuple[Slot, ...]
-    """Slots above these whose processes have not marked themselves as ended."""
+    """Above these; their processes have not marked themselves as ended."""
     lock_owner: int
     """PID in the container, or 0."""
     locked: bool
@@ -81,10 +78,9 @@ class Region:
     """Unix seconds, or None if no kernel has run or the layout has no such field."""
 
     def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
-        """Return the record of each process.
+        """`living` has the PIDs of the container's namespace.
 
-        `living` has the PIDs of processes in the container's namespace. Without it, processes that
-        have not marked themselves as ended count, and no orphans.
+        Without it, processes that have not marked themselves as ended count, and no orphans.
         """
         marked = [slot for slot in self.slots if not slot.ended]
         if living is None:
@@ -113,14 +109,11 @@ class DeviceSums(MemoryUsage):
     enforced: int = 0
     """What the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0
-    """Left out because they were counted down below zero."""
+    """They were counted down below zero."""
 
 
 def sums(region: Region, position: int, living: Set[int] | None = None) -> DeviceSums:
-    """Add up what the processes use of the device at a position; `living` as in `processes`.
-
-    No sum is above what a device can have, whatever the container has written.
-    """
+    """No sum is above what a device can have, whatever the container has written."""
     live = region.processes(living)
     return DeviceSums(
         context=_sum(slot.context[position] for slot in live),
@@ -139,7 +132,6 @@ def _sum(amounts: Iterable[int]) -> int:
 
 
 def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
-    """Read a whole file of the layout's size; `torn` names slots by index."""
     count = slot_count(layout, data)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))

@@ -1,7 +1,6 @@
-"""The content of a fresh region: a container's limits as HAMi-core stores them; pure.
+"""The content of a fresh region; pure.
 
-The library takes its limits from a region that exists, not from its environment, so that a
-container cannot change them at its start.
+The library takes its limits from a region that exists, not from its environment.
 """
 
 import re
@@ -40,17 +39,14 @@ class RegionSeed:
 
     @property
     def core_limits(self) -> tuple[int, ...]:
-        """The whole array; without a limit 100, as the library writes.
-
-        A process measures its own utilization only while some value is from 1 to 100.
-        """
+        """A process measures its own utilization only while some value is from 1 to 100."""
         rest = DEVICES - len(self.cores_percent)
         given = self.cores_percent + (self.other_cores_percent,) * rest
         return tuple(percent or NO_CORE_LIMIT for percent in given)
 
 
 def region_path_of(setup: ContainerSetup) -> PurePosixPath | None:
-    """Return the host's path of a container's region, or None without HAMi-core.
+    """Return the host's path, or None without HAMi-core.
 
     Raises RequestError if no mount has it: the agent could not write its limits.
     """
@@ -68,11 +64,7 @@ def region_path_of(setup: ContainerSetup) -> PurePosixPath | None:
 
 
 def seed_of(environment: Mapping[str, str]) -> RegionSeed:
-    """Return the limits in a container's environment.
-
-    Raises RequestError naming a variable that the library would read as no limit, or in another way
-    than the agent.
-    """
+    """Raises RequestError naming a variable that the library would read as no limit."""
     memory: list[int] = []
     while (name := f"{MEMORY_LIMIT}_{len(memory)}") in environment:
         memory.append(_amount(name, environment[name]))
@@ -112,7 +104,7 @@ def _percent(name: str, text: str) -> int:
 
 
 def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]:
-    """Return the content by offset, else zero; the library writes the UUIDs of devices itself."""
+    """The library writes the UUIDs of devices itself."""
     words = struct.Struct(f"<{DEVICES}Q")
     tail = struct.pack("<iiii", 0, SWITCH_ON, ACTIVE, seed.priority)
     head = struct.pack("<i", MAGIC)

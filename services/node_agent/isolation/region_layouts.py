@@ -1,9 +1,7 @@
 """Every published layout of HAMi-core's shared region file, as one table; pure.
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
-bytes: of fields of the region from its start, of fields of a slot from the slot's start. They are
-what the library's own headers compile to, release by release. What lies at the same distance from
-another field in every release is computed from that one.
+bytes, of fields of a slot from the slot's start, as the library's own headers compile.
 """
 
 import struct
@@ -16,7 +14,7 @@ DEVICES = 16
 SLOTS = 1024
 UUID_BYTES = 96
 _SEMAPHORE_USES = 3
-"""Builds of layout 1.2 use the offset of its second semaphore four times or more, builds of 1.1
+"""Builds of layout 1.2 use the offset of their second semaphore four times or more, builds of 1.1
 contain the number once."""
 
 
@@ -35,7 +33,7 @@ class SlotLayout:
 
     @property
     def utilization(self) -> int:
-        """The records of utilization, after 16 u64 of what NVML shows of the process's memory."""
+        """After 16 u64 of what NVML shows of the process's memory."""
         return self.used + DEVICES * (self.used_size + 8)
 
     @property
@@ -52,7 +50,6 @@ class RegionLayout:
     version: tuple[int, int] | None = None
     """u32 major at 4 and u32 minor at 8, or None if the layout carries none."""
     semaphore: int
-    """The slot lock."""
     postinit_semaphore: int | None = None
     device_num: int
     slot: SlotLayout
@@ -146,7 +143,7 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
-    """Return the layout of a file of a known size, or why it has none; `version` is at 4 and 8."""
+    """`version` is what the file has at 4 and 8."""
     if magic != MAGIC:
         return f"it begins with {magic} instead of {MAGIC}"
     for layout in BY_FILE_SIZE[file_size]:
@@ -160,10 +157,8 @@ def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLay
 def region_layout_of(library: bytes) -> RegionLayout | None:
     """Return the layout of a library's regions, or None if unknown, as on processors but x86.
 
-    Its version cannot be read without a GPU; but the size of its layout is a number in its code,
-    wherever it maps or resizes a region. Another size may be there by chance, so the most frequent
-    one counts. Two versions have one size: code that uses the second semaphore of the newer one
-    contains its offset.
+    Its version cannot be read without a GPU, but the size of its layout is a number in its code.
+    Another size may be there by chance, so the most frequent one counts.
     """
     counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
     likeliest = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))

@@ -1,7 +1,6 @@
 """Reads a region that its container may write, shrink or replace at the same time.
 
-Only regular files are opened, no device or pipe of a tenant. Nothing is mapped, since a mapping of
-a file that shrinks kills its reader; no lock or semaphore of the file is taken.
+Nothing is mapped: a mapping of a file that shrinks kills its reader.
 """
 
 import errno
@@ -22,10 +21,7 @@ _HEAD = struct.Struct("<iII")
 
 
 def read_region(path: PurePath) -> Region | InvalidRegion | None:
-    """Return the region, or why it is invalid, or None if there is no such file.
-
-    Slots that are being written are read again together, `ROUNDS` times, in a few milliseconds.
-    """
+    """Return the region, or why it is invalid, or None if there is no such file."""
     descriptor = open_region(path, os.O_RDONLY)
     if not isinstance(descriptor, int):
         return descriptor
@@ -38,7 +34,7 @@ def read_region(path: PurePath) -> Region | InvalidRegion | None:
 
 
 def open_region(path: PurePath, flags: int) -> int | InvalidRegion | None:
-    """Open a file whose type, links and size fit a region; the caller closes it."""
+    """The caller closes what is returned."""
     try:
         opened = open_checked(path, flags, _problem_with)
     except FileNotFoundError:
@@ -73,7 +69,7 @@ def _read(descriptor: int) -> Region | InvalidRegion:
 
 
 def _written_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of what may not be zero: most slots of most regions were never used."""
+    """Most slots of most regions were never used."""
     end = 0
     while end < size:
         try:
@@ -90,7 +86,6 @@ def _written_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _read_torn_slots_again(descriptor: int, layout: RegionLayout, data: bytearray) -> set[int]:
-    """Read slots again that were being written; return those that were at each read."""
     if layout.slot.seqlock is None:
         return set()
     torn = _slots_being_written(descriptor, layout, data, range(slot_count(layout, data)))

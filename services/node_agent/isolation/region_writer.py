@@ -1,13 +1,8 @@
 """Writes a container's region before it starts, and its limits while it runs.
 
-A fresh region is drafted in the parent directory, which no container can write to, and renamed in
-one step. The file is left sparse, as the library leaves it: two megabytes to its readers, some
-kilobytes on disk.
-
-Of a region in use only the limits and their switch are written, and what the library did not find
-out about a process. Limits of memory hold from the container's next allocation on, of cores for
-processes that start later, the switch within a fraction of a second. Each field is one aligned
-write, which a process that has the file mapped sees whole.
+A fresh region is drafted in the parent directory, which no container can write to. Limits of memory
+hold from the container's next allocation on, of cores for processes that start later. Each field is
+one aligned write, which a process that has the file mapped sees whole.
 """
 
 import contextlib
@@ -41,8 +36,7 @@ _USED = struct.Struct("<5Q")
 def write_overrides(setup: ContainerSetup) -> None:
     """Write the container's variables that set limits, if it mounts such a file.
 
-    A running container has an existing file mounted, so it is changed in place, by one write: what
-    an older content had more becomes empty lines. Raises OSError.
+    A running container has the file mounted, so it is changed in place. Raises OSError.
     """
     for path in (
         Path(mount.host_path) for mount in setup.mounts if mount.container_path == OVERRIDES
@@ -59,10 +53,9 @@ def write_overrides(setup: ContainerSetup) -> None:
 
 
 def write_limits(path: PurePath, seed: RegionSeed) -> bool:
-    """Write the limits of a region in use, in fields that differ; return whether there were any.
+    """While a limit is below what is in use, the container cannot even query its memory.
 
-    While a limit is below what is in use, the container cannot even query its memory. Raises
-    UnavailableError if there is no region.
+    Raises UnavailableError if there is no region.
     """
     region = read_region(path)
     if not isinstance(region, Region):
@@ -79,10 +72,9 @@ def write_limits(path: PurePath, seed: RegionSeed) -> bool:
 def identify(
     path: PurePath, layout: RegionLayout, slot: Slot, host_pid: int, contexts: Mapping[int, int]
 ) -> None:
-    """Write the PID that a process has on the node into its record, and what its contexts take.
+    """`contexts` are bytes by the device's position.
 
-    `contexts` are bytes by the device's position, where none are counted. Raises UnavailableError
-    if there is no region.
+    Raises UnavailableError if there is no region.
     """
     at = layout.slot_at(slot.index)
     with _opened(path) as descriptor:
@@ -95,10 +87,10 @@ def identify(
 
 
 def _count_context(descriptor: int, at: int, amount: int) -> None:
-    """Add a context to the memory of a process, which adds and subtracts what it allocates itself.
+    """A process adds and subtracts what it allocates itself.
 
-    It does so to the kind of memory and to the total: if it does while the total is written here,
-    their difference shows it, and the total is written again.
+    If it does so while the total is written here, the difference from the kinds shows it, and the
+    total is written again.
     """
     counted, *kinds, total = _USED.unpack(os.pread(descriptor, _USED.size, at))
     if counted:
@@ -134,9 +126,8 @@ def _unusable(path: PurePath, problem: InvalidRegion | None) -> UnavailableError
 def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> bool:
     """Ensure a region with these limits, verified byte for byte; return whether it was changed.
 
-    `starting`: no process of the container runs. An earlier region is replaced then, since PIDs of
-    ended processes would be mistaken for new ones; else its limits are written again. Raises
-    UnavailableError naming the file and what is wrong: the container must not start.
+    If no process of the container runs (`starting`), an earlier region is replaced, since PIDs of
+    ended processes would be mistaken for new ones. Raises UnavailableError.
     """
     if not starting and isinstance(read_region(path), Region):
         return write_limits(path, seed)

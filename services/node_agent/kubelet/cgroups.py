@@ -1,6 +1,6 @@
-"""The pod and container of a process, read from the cgroup that the kubelet put it in.
+"""The pod and container of a process, by the cgroup that the kubelet put it in.
 
-Kubelet and runtime name cgroups by UID and ID. Nothing that a container writes is trusted.
+Nothing that a container writes is trusted.
 """
 
 import errno
@@ -27,17 +27,14 @@ _NODE_NAMESPACE = "pid:[4026531836]"
 _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""These do not show whether a process has ended."""
 MOST_COMMAND = 63
-"""Characters: 15 of the kernel's, each escaped."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def parse_cgroup(text: str) -> tuple[PodUid | None, str]:
-    """Return pod and container ID from a `/proc/<pid>/cgroup`, for cgroups v1 and v2.
+    """The outermost pod counts, as a pod can create cgroups below its own.
 
-    The outermost pod of a path counts, as a pod can create cgroups below its own. If hierarchies
-    name different pods, there is none. For example, `.../kubepods/pod<uid>/<id>`.
+    If hierarchies name different pods, there is none.
     """
     owners = {
         _parse_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") > 1
@@ -66,13 +63,13 @@ def parse_inner_pid(status: str) -> int:
 
 
 def parse_command(status: str) -> str:
-    """Return the name of a process's program; the kernel escapes line breaks in it."""
+    """The kernel escapes line breaks in the name."""
     first = status.partition("\n")[0]
     return first.removeprefix("Name:").strip()[:MOST_COMMAND] if first.startswith("Name:") else ""
 
 
 def parse_start_time_s(stat: str) -> float:
-    """Return when a process started, from `/proc/<pid>/stat`, in seconds since boot, or 0.
+    """Return seconds since boot, or 0, from `/proc/<pid>/stat`.
 
     The process name in that file may contain spaces and parentheses.
     """
@@ -83,18 +80,12 @@ def parse_start_time_s(stat: str) -> float:
 
 
 def pods_of_processes(proc: Path) -> dict[int, PodUid]:
-    """Return the pods of the node's processes that run in one, by PID on the node.
-
-    Costs 20 µs for every process. Raises UnavailableError if processes cannot be seen.
-    """
+    """Costs 20 µs for every process. Raises UnavailableError if processes cannot be seen."""
     return {pid: pod for pid, pod, _ in _pod_processes(proc)}
 
 
 def containers_of_processes(proc: Path) -> dict[PodUid, set[str]]:
-    """Return the node's pods with processes, each with the IDs of their containers.
-
-    A process of unknown container has the ID "". A pod's sandbox is one of the containers.
-    """
+    """Include sandboxes; the ID of an unknown container is ""."""
     containers: dict[PodUid, set[str]] = {}
     for _, pod, container in _pod_processes(proc):
         containers.setdefault(pod, set()).add(container)
@@ -134,7 +125,6 @@ def _origin(process: Path) -> tuple[PodUid | None, str]:
 
 
 def _read(path: Path) -> str:
-    """Read without buffers, which take longer than reading."""
     with path.open("rb", buffering=0) as file:
         return file.read().decode(errors="replace")
 
@@ -148,10 +138,9 @@ def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin
 def read_origin(
     pid: int, proc: Path, *, reported_at_s: float | None = None
 ) -> ProcessOrigin | None:
-    """Return a process's origin, or None if no process has that PID.
+    """Return None if no process has that PID.
 
-    A process that started after `reported_at_s`, when the driver listed the PID, reuses the PID of
-    another: the reply of a driver that hung may be old.
+    A process that started after `reported_at_s`, when the driver listed the PID, reuses it.
     """
     try:
         cgroup, status, stat = (_read(proc / str(pid) / of) for of in ("cgroup", "status", "stat"))

@@ -45,10 +45,7 @@ class _KubeletCheckpoint(msgspec.Struct, frozen=True):
 
 
 def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
-    """Read the kubelet's checkpoint, or None without one.
-
-    Raises UnavailableError if it cannot be read.
-    """
+    """Return None without a checkpoint. Raises UnavailableError if it cannot be read."""
     path = plugins / FILE_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
@@ -62,11 +59,11 @@ Allocatable = Callable[[str], Awaitable[int | None]]
 
 
 class PluginResources:
-    """The resources that the kubelet allocates by device plugin, and since when they are seen.
+    """The resources that the kubelet allocates by device plugin, and since when.
 
-    A resource stays one for five minutes after its plugin has stopped, and longer while containers
-    hold its IDs. Until then the kubelet permanently rejects new pods that request it, whatever the
-    node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
+    Until five minutes after the plugin has stopped, or longer while containers hold IDs, the
+    kubelet permanently rejects pods that request them; and afterwards while the node's status shows
+    0.
     """
 
     def __init__(self, node: Node, plugins: Path, allocatable: Allocatable) -> None:
@@ -79,10 +76,7 @@ class PluginResources:
         self._read: tuple[FileIdentity | None, frozenset[str]] = None, frozenset()
 
     async def refresh(self, amounts: frozenset[str]) -> None:
-        """Find out which amounts are allocated by device plugin.
-
-        Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
-        """
+        """Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read."""
         current = file_identity(self.checkpoint), amounts
         if current == self._read and self.since.keys().isdisjoint(amounts):
             return

@@ -1,4 +1,4 @@
-"""Device IDs of a device-plugin list: the device of each, and many IDs as runs; pure."""
+"""Device IDs of a device-plugin list; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,11 +8,10 @@ from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 MAX_PLAIN = 64
-"""More are recorded as runs."""
 
 
 def compact(ids: Iterable[str]) -> tuple[str, ...]:
-    """Return IDs sorted; many that end in a number (base 36) as runs, `0-1..0-rs`.
+    """Many IDs that end in a number (base 36) become runs, `0-1..0-rs`.
 
     Two sets of IDs are equal if their results are.
     """
@@ -42,7 +41,7 @@ def _runs(named: Mapping[int, str]) -> Iterable[str]:
 def devices_named(
     ids: Iterable[str], served: Mapping[str, PluginDeviceId]
 ) -> Counter[DeviceUuid | None]:
-    """Count IDs by device, or None for any. Raises RequestError for one that is not served."""
+    """None is any device. Raises RequestError for an ID that is not served."""
     devices: Counter[DeviceUuid | None] = Counter()
     for text in ids:
         entry = served.get(text)

@@ -39,10 +39,10 @@ def check_socket(path: Path) -> None:
 def encode_list(
     ids: Mapping[str, PluginDeviceId], numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
 ) -> bytes:
-    """Encode the complete list of devices, `ListAndWatchResponse`.
+    """Encode by hand, as there may be 190,000 devices.
 
-    By hand, as there may be 190,000: each entry is field 1 of the list, and in it field 1 is the
-    ID, field 2 the health and field 3 the NUMA nodes, all shorter than 128 bytes.
+    Each entry is field 1 of the list, and in it field 1 is the ID, field 2 the health and field 3
+    the NUMA nodes, all shorter than 128 bytes.
     """
     topologies = {device: _encode_topology(nodes) for device, nodes in numa.items()}
     return b"".join(
@@ -64,10 +64,6 @@ def _encode_topology(nodes: NumaNodes) -> bytes:
 
 
 def encode_setup(setup: ContainerSetup) -> bytes:
-    """Encode a response to Allocate for one container; equal setups give equal bytes.
-
-    Responses for several containers follow one another.
-    """
     answer = api_pb2.ContainerAllocateResponse(
         envs=dict(setup.environment),
         mounts=[
@@ -130,7 +126,7 @@ class PluginServer:
         await asyncio.shield(self._starting)
 
     async def stop(self) -> None:
-        """End the stream and remove the socket, also where `start` was cancelled."""
+        """Also where `start` was cancelled."""
         self.end("it was stopped")
         if self._server is not None:
             await self._starting  # a server that is still starting cannot be stopped

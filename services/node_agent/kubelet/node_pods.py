@@ -1,10 +1,7 @@
 """The pods of the node: the kubelet's list, or, if it cannot be read, pods derived from leases.
 
-Without the list (an older cluster, a missing permission) a pod is known by its lease, and counts
-only while the kubelet's PodResources list it as active. A pod's own variables are not seen then.
-
-The kubelet has the API server review who may read the list, and caches the answer. So the list is
-unreadable while the API server is away, and for a while longer.
+Then a pod counts only while the kubelet's PodResources list it as active. The kubelet has the API
+server review who may read the list.
 """
 
 import asyncio
@@ -38,15 +35,14 @@ RETRY_TIMEOUT_S = 3.0
 RESTART_S = 10.0
 """For this time, a kubelet that does not respond may be restarting."""
 PROBE_S = 0.5
-"""Within this time, PodResources that did not respond before must do so to count as back."""
+"""PodResources that did not respond must do so within this time to count as back."""
 UNAUTHORIZED = 401
 DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
 """By status code, how long a denial may come from an outage of the API server.
 
 A kubelet caches for 30 s that an account lacks a permission, and for 2 minutes that it does not
-know a token; an API server that starts may answer so before it has read its roles and accounts, and
-again once the cached answer has expired. While the API server is away, a token that was known
-before is unknown."""
+know a token.
+"""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
@@ -67,7 +63,6 @@ ADVICE: Mapping[int, tuple[str, str]] = {
     401: (UNCHECKED_ADVICE, AUTHENTICATION_ADVICE),
     403: (DENIED_ADVICE, ACCESS_ADVICE),
 }
-"""While a denial may pass, and later."""
 TLS_ADVICE = (
     "check --kubelet-ca-file (the CA of the kubelet's certificate) and --kubelet-token-file"
 )
@@ -81,18 +76,16 @@ class NodePods:
         self.proc = proc
         self.unreadable_reason = ""
         self.is_passing = False
-        """The list cannot be read for a reason that usually passes by itself."""
         self._unreadable_at = ""
-        """Time of day."""
         self._silent_since: float | None = None
         self._denied_since: float | None = None
         self._was_read = False
         self._tried_at = 0.0
         self._finds_processes = False
-        """Those of another pod were ever seen, or our own pod's in the node's PID namespace."""
+        """Those of other pods are visible."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
+        """Raises UnavailableError while the kubelet may be restarting."""
         retry_at = self._tried_at + RETRY_S
         if not self.unreadable_reason or self.clock.ticks() >= retry_at:
             listed = await self._read_list()
@@ -111,10 +104,7 @@ class NodePods:
     async def find_running(self) -> RunningPods:
         """Return the pods that have processes, and those that may start their first now.
 
-        By the runtime's containers, as the kubelet shows them, a pod may start its first if they
-        include it, which the kubelet caches for 3 s. They count only while first processes may not
-        have started yet, unless no process of a pod was ever found. Raises UnavailableError if
-        neither processes nor containers can be seen, and that usually passes.
+        Raises UnavailableError if neither can be seen, and that usually passes.
         """
         processes = await self._find_processes()
         starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)
@@ -150,7 +140,7 @@ class NodePods:
         return await asyncio.to_thread(pods_of_processes, self.proc)
 
     async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
-        """Return pods with processes, by container ID; none without `hostPID` or pods' cgroups."""
+        """Return none without `hostPID` or pods' cgroups."""
         containers = await asyncio.to_thread(containers_of_processes, self.proc)
         if not self._finds_processes:
             own = pod_of_process(self.proc / "self")
@@ -159,10 +149,7 @@ class NodePods:
         return containers
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
-        """Return the list, or None if it cannot be read; raise while a kubelet may be restarting.
-
-        A kubelet that responds with an error is there, and its PodResources are.
-        """
+        """Return None if the list cannot be read; raise while a kubelet may be restarting."""
         self._tried_at = self.clock.ticks()
         try:
             async with asyncio.timeout(RETRY_TIMEOUT_S if self.unreadable_reason else None):

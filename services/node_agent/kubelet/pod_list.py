@@ -11,7 +11,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.kubernetes.types import ObjectList, PodOutline, PodStatus
+from shared.kubernetes.types import ApiObject, ObjectList, PodOutline, PodStatus
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
@@ -35,12 +35,24 @@ class KubeletPods:
         self._read_credentials = read_credentials
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod, also under admission.
+        """Include pods under admission.
 
         Raises UnavailableError without a response, RequestError if access is denied.
         """
         listed = await self._read("/pods", ObjectList[FullPod])
         return tuple(_pod(pod) for pod in listed.items or ())
+
+    async def list_ending(self) -> dict[PodUid, float]:
+        """Return, in Unix seconds, when the kubelet kills what is left of each deleted pod.
+
+        Raises as `list_pods` does.
+        """
+        listed = await self._read("/pods", ObjectList[ApiObject])
+        return {
+            PodUid(pod.metadata.uid): deleted.timestamp()
+            for pod in listed.items or ()
+            if (deleted := pod.metadata.deletion_timestamp) is not None
+        }
 
     async def topology_policy(self) -> str:
         """Raises as `list_pods` does."""
@@ -48,7 +60,7 @@ class KubeletPods:
         return configuration.kubeletconfig.topology_manager_policy
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read, and retry once: a restarted kubelet has another address or certificate."""
+        """Retry once: a restarted kubelet has another address or certificate."""
         try:
             return await self.kubelet.read(path, kind)
         except (UnreachableError, KubeconfigError):
@@ -58,7 +70,7 @@ class KubeletPods:
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime had a container in the last 3 s, deleted or not.
 
-        An old or a simulated kubelet, without this endpoint, names none.
+        A simulated kubelet, without this endpoint, names none.
         """
         try:
             listed = await self._read("/runningpods/", ObjectList[PodOutline])
@@ -68,7 +80,6 @@ class KubeletPods:
 
 
 def _pod(pod: FullPod) -> KubeletPod:
-    deleted = pod.metadata.deletion_timestamp
     init = (
         _container(container, init=container.restart_policy != "Always")
         for container in pod.spec.init_containers
@@ -83,7 +94,6 @@ def _pod(pod: FullPod) -> KubeletPod:
             *(_container(container, init=False) for container in pod.spec.containers),
         ),
         container_ids=_container_ids(pod.status),
-        killed_at=0.0 if deleted is None else deleted.timestamp(),
         leased_at=lease_outline(pod.metadata.annotations.get(ANNOTATION, "")).created_at,
     )
 

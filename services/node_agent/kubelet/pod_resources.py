@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API: which container holds which devices, also by ResourceClaims."""
+"""The kubelet's PodResources API: which container holds which devices."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _OPTIONS = (
 
 
 class KubeletPodResources:
-    """One connection; calls raise UnavailableError without a response."""
+    """Calls raise UnavailableError without a response."""
 
     def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
@@ -68,10 +68,7 @@ class KubeletPodResources:
     async def _call(
         self, method: Callable[[Request], Awaitable[Response]], request: Request
     ) -> Response:
-        """Call, repeatedly for `TIMEOUT_S` while the kubelet does not respond.
-
-        It allows 10 calls at once and 100 per second, and rejects others.
-        """
+        """The kubelet allows 10 calls at once and 100 per second, and rejects others."""
         reason: str | None = f"no answer within {TIMEOUT_S:g} s"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):

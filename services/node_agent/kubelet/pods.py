@@ -17,7 +17,6 @@ STILL_PLUGIN = (
 class UnservedResource:
     for_s: float
     plugin_amount: str = ""
-    """What is still allocated of it by device plugin."""
 
 
 def explain_unserved(resources: Mapping[str, UnservedResource]) -> str:
@@ -38,7 +37,7 @@ class KubeletContainer:
     init: bool = False
     """It ends before the next one starts; a sidecar does not."""
     variables: tuple[str, ...] = ()
-    """That the pod sets itself, unless to the value of its lease."""
+    """Those that the pod sets itself, unless to the value of its lease."""
     prefixes: tuple[str, ...] = ()
     """Of each source of `envFrom`; may be empty."""
 
@@ -50,13 +49,9 @@ class KubeletPod:
     name: str
     phase: str = "Pending"
     containers: tuple[KubeletContainer, ...] = ()
-    """In the order in which the kubelet serves them."""
     container_ids: Mapping[str, str] = field(default_factory=dict)
-    """By the runtime's ID."""
     leased_at: float = 0.0
-    """When the lease that it was bound with was created, in Unix seconds, or 0."""
-    killed_at: float = 0.0
-    """When the kubelet kills what is left of it, in Unix seconds, or 0 if it was not deleted."""
+    """Unix seconds, or 0, when the lease that it was bound with was created."""
 
     @property
     def terminal(self) -> bool:
@@ -66,7 +61,7 @@ class KubeletPod:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPods:
     processes: Mapping[PodUid, Set[str]] = field(default_factory=dict)
-    """IDs of their containers, sandboxes included."""
+    """IDs of containers, sandboxes included."""
     starting: Set[PodUid] = frozenset()
 
     @property
@@ -101,9 +96,8 @@ class PodResources:
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
     cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
-    """Exclusive ones, by namespace and name of the pod."""
+    """Exclusive ones."""
     pods: frozenset[tuple[str, str]] = frozenset()
-    """Namespaces and names, devices or not."""
 
     def holders(self, resource: str) -> frozenset[ContainerPlace]:
         return frozenset(holding.place for holding in self.holdings if holding.resource == resource)
@@ -112,7 +106,6 @@ class PodResources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatableResources:
     numa: Mapping[str, Mapping[str, NumaNodes]]
-    """Of each healthy device ID, by resource."""
     cpus: frozenset[int]
     """Exclusive ones; none without CPU manager policy `static`."""
 
@@ -123,7 +116,7 @@ class ProcessOrigin:
     container_id: str = ""
     inner_pid: int = 0
     command: str = ""
-    """Of its program, 15 characters at most, as the process itself may have changed it."""
+    """15 characters at most; the process itself may have changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +125,6 @@ class ContainerDevices:
     container_id: str
     gpus: frozenset[int] = frozenset()
     every_device: bool = False
-    """It is privileged."""
 
     @property
     def sees_gpus(self) -> bool:

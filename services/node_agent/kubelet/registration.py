@@ -1,7 +1,7 @@
 """Registration of our device plugins with a kubelet that may restart at any time.
 
-The kubelet never reconnects on its own: whenever its socket is replaced, ours is removed, or its
-stream ends, a resource is served on a fresh socket and registered again.
+The kubelet never reconnects on its own: a resource is served on a fresh socket and registered
+again.
 """
 
 import asyncio
@@ -72,12 +72,11 @@ class DevicePlugins:
         self.allocatable = allocatable
         self.plugin_resources = PluginResources(node, directory, allocatable)
         self.amounts: Mapping[str, frozenset[str]] = {}
-        """Pods request them beside a served resource, by which they are stored."""
+        """Pods request them beside a served resource."""
         self._examined: frozenset[str] = frozenset()
         self.endpoints: dict[str, PluginEndpoint] = {}
         self.numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
         self.served_changed = asyncio.Event()
-        """Also when the kubelet can allocate others than before."""
         self.registered = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -86,10 +85,9 @@ class DevicePlugins:
         served: Mapping[str, Mapping[str, PluginDeviceId]],
         amounts: Mapping[str, frozenset[str]] = NO_AMOUNTS,
     ) -> None:
-        """Serve these resources, each with this complete list, and no others.
+        """`amounts` are those in node status that pods request beside each resource.
 
-        `amounts` are those in node status that pods request beside each of them. Raises
-        RequestError if the directory's path is too long for a socket.
+        Raises RequestError if the directory's path is too long for a socket.
         """
         self.amounts = amounts
         for resource in self.endpoints.keys() - served.keys():
@@ -158,11 +156,7 @@ class DevicePlugins:
             await asyncio.sleep(until_tick(AMOUNTS_S))
 
     def unserved(self) -> dict[str, UnservedResource]:
-        """Return the resources that the kubelet cannot allocate now.
-
-        They include resources whose amount, that pods request with it, is still allocated by device
-        plugin, or until that was examined.
-        """
+        """Include resources whose amount is still allocated by device plugin, or not examined."""
         now = time.monotonic()
         since = self.plugin_resources.since
         unserved: dict[str, UnservedResource] = {}
@@ -197,7 +191,6 @@ class PluginEndpoint:
         self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
-        """Before the first registration, since when it should be served."""
         self._plugins = plugins
         self.ids = ids
         self._numa = plugins.numa
@@ -237,7 +230,7 @@ class PluginEndpoint:
 
     @property
     def shows_numa(self) -> bool:
-        """Whether its IDs can show NUMA nodes: they are not too many for another list per pod."""
+        """Too many IDs would take too long to list again for each pod."""
         return len(self.ids) <= MOST_ALIGNED_IDS
 
     def _encoded(self) -> bytes:
@@ -311,10 +304,9 @@ class PluginEndpoint:
             await server.stop()
 
     async def _register(self, server: PluginServer, before: FileIdentity) -> None:
-        """Register; retry while the kubelet's socket exists and does not accept connections yet.
+        """A starting kubelet empties the directory, then listens.
 
-        A starting kubelet empties the directory, then listens. It would dial a socket that it has
-        removed for 10 seconds, so such a request is cancelled.
+        It would dial a socket that it has removed for 10 seconds, so such a request is cancelled.
         """
         own = file_identity(server.socket)
         deadline = asyncio.get_running_loop().time() + REGISTER_S

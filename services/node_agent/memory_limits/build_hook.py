@@ -1,7 +1,4 @@
-"""`python -m services.node_agent.memory_limits.build_hook`: compiles the hook's program.
-
-It is static: the host's libraries do not matter.
-"""
+"""`python -m services.node_agent.memory_limits.build_hook`: compiles the hook's program."""
 
 import sys
 from pathlib import Path

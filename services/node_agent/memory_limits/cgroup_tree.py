@@ -1,7 +1,6 @@
 """Directories of pods and containers in the node's cgroups, version 2.
 
-Names are those of the kubelet and of the runtimes, https://github.com/opencontainers/cgroups. What
-does not match exactly one directory is refused, not guessed.
+https://github.com/opencontainers/cgroups. What does not match exactly one directory is refused.
 """
 
 import re
@@ -18,10 +17,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 PREFIX_LEVELS = 4
 """How deep the kubelet's directory may be: `--cgroup-root`, or a node that is a container."""
 MOST_CGROUPS = 4096
-"""Of a node, that are searched for limits of other programs; those of pods are less deep than
-those that programs make in them."""
+"""Pods' cgroups are less deep than those that programs make in them."""
 TRIAL = "leasehold-trial"
-"""Begin of the names of cgroups that are made for trials of the driver."""
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(\.slice)?")
 _SLICE = ".slice"
 QOS_CLASSES = ("burstable", "besteffort")
@@ -31,8 +28,8 @@ DMEM = "dmem"
 def parse_process(text: str) -> tuple[PodUid, str]:
     """Return the pod and the container's ID of a process from its `/proc/<pid>/cgroup`.
 
-    Raises RequestError for another form than one line of version 2 with a pod and a container: a
-    path with a colon, or a second hierarchy, could name another cgroup than the driver's.
+    Raises RequestError for another form than one line of version 2: a path with a colon, or a
+    second hierarchy, could name another cgroup than the driver's.
     """
     lines = text.splitlines()
     if len(lines) != 1 or not lines[0].startswith("0::/") or lines[0].count(":") != len("::"):
@@ -84,7 +81,6 @@ class CgroupTree:
         return found[0]
 
     def list_cgroups(self, except_pods: Container[PodUid]) -> Iterator[Path]:
-        """Yield the cgroups below the root, without those of some pods, each after its parent."""
         directories = deque([self.root])
         count = 0
         while directories and count < MOST_CGROUPS:
@@ -96,10 +92,7 @@ class CgroupTree:
                     yield path
 
     def first_gap(self, directory: Path) -> Path | None:
-        """Return the first cgroup on the way to a directory that has no `dmem`, or None.
-
-        A cgroup has the controller's files if the one above lists it in `cgroup.subtree_control`.
-        """
+        """A cgroup has the files if the one above lists them in `cgroup.subtree_control`."""
         levels = [directory, *directory.parents]
         below_root = levels[: levels.index(self.root)]
         return next((level for level in reversed(below_root) if not has_dmem(level)), None)

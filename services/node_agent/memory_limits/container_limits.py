@@ -1,8 +1,7 @@
 """The driver's limits on the node's containers: set before they start, read back, and repaired.
 
-A pod's cgroup exists before its containers' do, so it is limited first, to what its containers can
-have at once. The container's own limit follows in a hook of the runtime: only that one is shown to
-programs as the GPU's size. Nothing here knows a cgroup's path.
+A pod's cgroup exists before its containers' do, so it is limited first. The container's own limit
+follows in a hook of the runtime: only that one is shown to programs as the GPU's size.
 """
 
 import asyncio
@@ -62,8 +61,6 @@ class DriverReadBack(ReadBack):
 
 
 class LateContainer(msgspec.Struct, frozen=True):
-    """A container whose limit was set after its start, and the key of its entry."""
-
     target: LimitTarget
     holder: PodUid
     container: str
@@ -75,21 +72,17 @@ class LateContainer(msgspec.Struct, frozen=True):
 
 
 class LimitShortageError(UnavailableError):
-    """The driver keeps a larger limit: more is in use."""
-
     def __init__(self, text: str, used_mib: int) -> None:
         super().__init__(text)
         self.used_mib = used_mib
 
 
 def limited_shares(entry: CheckpointEntry) -> tuple[Share, ...]:
-    """Return the shares of an entry's container whose memory the driver holds."""
     shares = entry.lease.shares_of(entry.allocation.container)
     return tuple(share for share in shares if share.memory == "driver")
 
 
 def pod_limits(entries: Iterable[CheckpointEntry], pod: PodUid) -> dict[DeviceUuid, Wanted]:
-    """Return what a pod's containers, of all its leases, can have of each device at once."""
     leases = {entry.lease.pod: entry.lease for entry in entries if pod in entry.lease.users}
     wanted: dict[DeviceUuid, Wanted] = {}
     for lease in leases.values():
@@ -111,7 +104,6 @@ def _pod_targets(entries: Sequence[CheckpointEntry]) -> Iterator[tuple[LimitTarg
 
 
 def fence_of(entry: CheckpointEntry) -> int:
-    """Return the fence that the hook of an entry's container has to name."""
     return max((share.fence for share in limited_shares(entry)), default=0)
 
 
@@ -138,29 +130,20 @@ class ContainerLimits:
         self.strategies = strategies
         self.accounting: dict[DeviceUuid, Accounting] = {}
         self.reasons: dict[DeviceUuid, str] = {}
-        """By device, why the driver sets no limits there."""
         self.agent_limit_reason = ""
-        """Why the agent must not report devices, or an empty text."""
         self._refusals: dict[tuple[PodUid, str], ViolationFound] = {}
         self._started: dict[tuple[PodUid, str], set[tuple[PodUid, str]]] = {}
-        """Pods and IDs of containers by holder and container, or request."""
         self._targets = dict(_pod_targets(checkpoint.entries))
         """With their fences; also of pods that have ended while no agent ran."""
         self._late_file = program.path.with_name("late-memory-limits.json")
         self._late = self._load_late()
-        """Containers with `misc` that lost their limit while they ran, and their entries."""
+        """Containers with `misc` that lost their limit while they ran."""
         self.foreign = ForeignLimits()
         self._logged: set[str] = set()
         self._tried: tuple[frozenset[DeviceUuid], float] = (frozenset(), -math.inf)
-        """Devices, and when they were tried."""
 
     async def find_out(self, devices: Iterable[DeviceUuid]) -> None:
-        """Find out for which devices the driver sets limits, and which other programs have set.
-
-        Each reason is logged once.
-
-        The same devices are tried again after `TRY_S`: the driver may have been replaced.
-        """
+        """The same devices are tried again after `TRY_S`: the driver may have been replaced."""
         present = frozenset(devices)
         now = asyncio.get_running_loop().time()
         tried, tried_at = self._tried
@@ -192,7 +175,6 @@ class ContainerLimits:
         )
 
     async def _note_foreign(self, device: DeviceUuid, limits: Sequence[ForeignLimit]) -> None:
-        """Keep limits of other programs: of pods without a lease that the driver holds, or none."""
         own = {
             pod
             for entry in self.checkpoint.entries
@@ -210,7 +192,7 @@ class ContainerLimits:
     # Before the first process
 
     async def limit_pods(self, entry: CheckpointEntry) -> None:
-        """Limit the pods that use an entry's lease, before any of their containers exists.
+        """Call it before any of the pods' containers exists.
 
         Raises LimitError, RequestError or UnavailableError: the pod must not start then.
         """
@@ -228,7 +210,7 @@ class ContainerLimits:
                 await self._ensure(LimitTarget(device, pod), wanted)
 
     async def start_container(self, call: HookCall) -> None:
-        """Limit a container that the runtime has created, and that runs nothing of its own yet.
+        """The container runs nothing of its own yet.
 
         Raises LeaseholdError with the reason why it must not start.
         """
@@ -277,7 +259,6 @@ class ContainerLimits:
         )
 
     async def _identify(self, call: HookCall, entry: CheckpointEntry) -> tuple[PodUid, str]:
-        """Return the pod and the container, as the kernel shows them of the process."""
         if call.fence != fence_of(entry):
             raise RequestError(
                 f"the hook is of the lease with fence {call.fence}, and the present one has "
@@ -311,17 +292,11 @@ class ContainerLimits:
                 await self._ensure(target, Wanted(share.limit_bytes, within.fence))
 
     def _has_own(self, entry: CheckpointEntry, device: DeviceUuid) -> bool:
-        """Whether a container gets a limit of its own beside that of its pod.
-
-        Containers that use one claim share it: with `misc`, a limit of one would replace the pod's.
-        """
+        """With `misc`, a limit of one container of a claim would replace the pod's."""
         return entry.lease.claim is None or self.accounting.get(device) is not Accounting.MISC
 
     async def _ensure(self, target: LimitTarget, wanted: Wanted) -> None:
-        """Set a limit; a pod's only if it does not stand. Raises an error if it does not hold then.
-
-        With `misc`, an unset container reads as its pod.
-        """
+        """With `misc`, an unset container reads as its pod."""
         self._targets[target] = wanted.fence
         if not target.container_id and _equals(await self.setter.get(target), wanted):
             return
@@ -340,20 +315,18 @@ class ContainerLimits:
     # Running containers
 
     async def resize(self, entry: CheckpointEntry) -> None:
-        """Set the limits of a running container to its entry's, read back.
+        """Raises LimitShortageError while more is in use, or another error of the driver.
 
-        Raises LimitShortageError while more is in use, another error of the driver, or
-        UnavailableError if other runs of the container may have other limits, as they are not seen.
+        Raises UnavailableError if other runs of the container are not seen.
         """
         await self.put_back(entry)
         if entry.lease.claim is None:
             await self._find_ids(entry, entry.lease.pod)
 
     async def put_back(self, entry: CheckpointEntry) -> None:
-        """Set the limits of a container to its entry's, as far as it is seen.
+        """A container or pod without a cgroup is limited when it starts.
 
-        A container or pod without a cgroup has none: it is limited when it starts. Raises the
-        errors of the driver as `resize` does.
+        Raises as `resize` does.
         """
         entries = [*self.checkpoint.entries, entry]  # of a lease, the last one counts
         for pod in entry.lease.users:
@@ -376,10 +349,9 @@ class ContainerLimits:
             return False
 
     async def read_back(self, entry: CheckpointEntry) -> DriverReadBack | None:
-        """Return a container's limits and how they differ, or None if its pod has no cgroup.
+        """Return None if the pod has no cgroup.
 
-        Containers that are not seen are left out, and the limit of a pod that was not set yet: the
-        kubelet makes its cgroup some time before it starts its first container.
+        The kubelet makes it some time before it starts the first container.
         """
         entries = [*self.checkpoint.entries, entry]  # it may have been forgotten meanwhile
         limits: list[HeldLimit] = []
@@ -445,7 +417,6 @@ class ContainerLimits:
         entries: Iterable[CheckpointEntry],
         ids: Set[str],
     ) -> list[tuple[LimitTarget, Wanted]]:
-        """Return the limits that a share needs: of the pod, then of each run of its container."""
         within = pod_limits(entries, pod)[share.device]
         own = Wanted(share.limit_bytes, within.fence)
         own_ids = sorted(ids) if self._has_own(entry, share.device) else ()
@@ -459,15 +430,13 @@ class ContainerLimits:
             return frozenset()
 
     def _may_run(self, entry: CheckpointEntry, ids: Set[str]) -> bool:
-        """Whether an entry's container may have started: it has, or that cannot be seen."""
+        """True also if it cannot be seen whether the container has started."""
         return bool(ids) or entry.lease.claim is not None or bool(self.listed.unread_reason)
 
     async def _find_ids(self, entry: CheckpointEntry, pod: PodUid) -> Set[str]:
-        """Return the IDs of the containers of a pod that have an entry's shares.
+        """Containers that started before this agent did are looked up in the kubelet's list.
 
-        The hook names each at its start. Only those that started before this agent did are looked
-        up in the kubelet's list, and they are no containers of claims. Raises UnavailableError if
-        it cannot be read, or is older than the pod.
+        Raises UnavailableError if it cannot be read, or is older than the pod.
         """
         name = entry.allocation.container
         started = self._started.get((entry.allocation.pod, name), ())
@@ -484,7 +453,6 @@ class ContainerLimits:
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
-        """What setting a limit again does not mend."""
         late = (
             self._violation(entry, target.device, ViolationReason.LIMIT_TOO_LATE, _late(target))
             for target, entry in self._late.items()
@@ -515,10 +483,7 @@ class ContainerLimits:
     # Ended containers
 
     async def end(self, live: Set[PodUid]) -> None:
-        """Clear the limits of pods that have ended, where their cgroups still exist.
-
-        `live` are pods and ResourceClaims.
-        """
+        """`live` are pods and ResourceClaims."""
         ended = {target: fence for target, fence in self._targets.items() if target.pod not in live}
         for target, fence in ended.items():
             await self._clear_target(target, fence)
@@ -536,7 +501,7 @@ class ContainerLimits:
                 await self._clear_target(target, self._targets.get(target, share.fence))
 
     async def _clear_target(self, target: LimitTarget, fence: int) -> None:
-        """Clear a limit, at the end of its pod at the latest; one of a newer lease stays."""
+        """The limit of a newer lease stays."""
         self._targets[target] = fence
         try:
             await self.setter.clear(target, fence=fence)

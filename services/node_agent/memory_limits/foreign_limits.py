@@ -1,4 +1,4 @@
-"""Limits of the driver that other programs have set: kept by device, and described; pure."""
+"""Limits of the driver that other programs have set; pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,6 @@ from shared.model.leases.lease import MIB
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
 MOST_PATH = 300
-"""Characters of a cgroup's path in messages: its end names pod and container."""
 
 
 class ForeignLimits:
@@ -17,16 +16,13 @@ class ForeignLimits:
         self._by_device: dict[DeviceUuid, tuple[ForeignLimit, ...]] = {}
 
     def replace(self, device: DeviceUuid, limits: Sequence[ForeignLimit]) -> list[str]:
-        """Keep a device's limits; return the sentences about those that are new."""
+        """Return sentences about new limits."""
         before = self._by_device.get(device, ())
         self._by_device[device] = tuple(limits)
         return [_described(device, limit) for limit in limits if limit not in before]
 
     def reason(self, device: DeviceUuid) -> str:
-        """Return why a device with limits of other programs is not offered, or an empty text.
-
-        Tenants may read it, so it names no cgroup of a pod.
-        """
+        """Tenants may read the text, so it names no cgroup of a pod."""
         limits = self._by_device.get(device, ())
         outside = [limit.cgroup[-MOST_PATH:] for limit in limits if limit.pod is None]
         pods = len({limit.pod for limit in limits if limit.pod is not None})
@@ -42,7 +38,6 @@ class ForeignLimits:
     def violations(
         self, node: NodeName, pods: Mapping[PodUid, KubeletPod]
     ) -> Iterator[ViolationFound]:
-        """Yield the limits on pods that the kubelet lists."""
         for device, limits in self._by_device.items():
             for limit in limits:
                 pod = pods.get(limit.pod) if limit.pod is not None else None

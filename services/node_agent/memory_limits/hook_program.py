@@ -18,17 +18,12 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = "leasehold-limit-hook"
 BUILT = Path(sys.prefix) / "libexec" / PROGRAM
-"""Where the image has it."""
 SOCKET = "limits.sock"
 PREFIX = "leasehold.dev-limits-"
 
 
 class HookProgram:
-    """Copies the program to the host, and writes and removes the CDI files that name it.
-
-    `state_dir` has the same path on the host. The program is replaced whole: one that runs is not
-    changed.
-    """
+    """`state_dir` has the same path on the host."""
 
     def __init__(self, state_dir: Path, cdi_directory: Path, built: Path = BUILT) -> None:
         self.path = state_dir / PROGRAM
@@ -51,7 +46,6 @@ class HookProgram:
         await asyncio.to_thread(self._write, holder, container, specification)
 
     async def remove_others(self, live: Collection[PodUid]) -> None:
-        """Remove the files of holders other than `live`."""
         await asyncio.to_thread(self._remove_others, live)
 
     def _write(self, holder: PodUid, container: str, specification: Mapping[str, Any]) -> None:

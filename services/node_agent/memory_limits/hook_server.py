@@ -1,7 +1,6 @@
-"""Serves the hook of container runtimes: each call is of a container that is about to start.
+"""Serves the hook of container runtimes, for containers that are about to start.
 
-The hook runs as root on the host. Its call names a container and carries the runtime's state; what
-it says is compared with the kernel and the lease before a limit is set.
+What the hook says is compared with the kernel and the lease before a limit is set.
 """
 
 import asyncio
@@ -24,14 +23,12 @@ logger = logging.getLogger(__name__)
 REPLY_S = 4.5
 """The hook gives up after 5 s."""
 MOST_BYTES = 1 << 20
-"""Of a call: the runtime's state has the pod's annotations."""
 MOST_CALLS = 64
-"""At once; a kubelet starts far fewer containers."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class ContainerState(msgspec.Struct, frozen=True):
-    """As in https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state."""
+    """https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state."""
 
     id: str
     pid: int

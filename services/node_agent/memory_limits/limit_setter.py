@@ -1,8 +1,7 @@
-"""Sets the driver's limits for the node's unprivileged agent: sets, gets and clears, nothing else.
+"""Sets, gets and clears the driver's limits for the node's unprivileged agent.
 
-A request names a pod, a container's ID and a GPU. It names no directory, and its amounts are
-bounded. Of each pod the highest fence counts, also after a restart: the request of an agent that is
-late cannot raise what a newer lease limits.
+A request names no directory. Of each pod the highest fence counts, also after a restart: an agent
+that is late cannot raise what a newer lease limits.
 """
 
 import asyncio
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 MIB = 1 << 20
 MOST_FENCES = 4096
 MOST_FOREIGN = 16
-"""Limits of other programs that are reported of a GPU."""
 _POD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -65,13 +63,13 @@ class LimitSetter:
         self.refused_fences = 0
         self._file = fences
         self._fences: dict[str, int] | None = None
-        """By device and pod; None until they are read."""
+        """None until they are read."""
         self._changing = threading.Lock()
-        """Held while the fences change: limits of several pods are set at once."""
+        """Limits of several pods are set at once."""
         self._accounting: dict[DeviceUuid, Accounting] = {}
 
     async def set(self, target: LimitTarget, *, fence: int, memory_bytes: int) -> MemoryLimit:
-        """Set a limit; return what the driver has after that, which may be an earlier one.
+        """Return what the driver has after that, which may be an earlier limit.
 
         Raises LimitError with its fault, RequestError or UnavailableError.
         """
@@ -92,10 +90,7 @@ class LimitSetter:
         return await self._read_back(target, place)
 
     async def clear(self, target: LimitTarget, *, fence: int) -> MemoryLimit:
-        """Remove the limit of a cgroup; one that is gone has none.
-
-        With `misc` an entry would outlive its cgroup, and might limit another one.
-        """
+        """With `misc` an entry would outlive its cgroup, and might limit another one."""
         try:
             place = await asyncio.to_thread(self._find, target)
         except UnavailableError:
@@ -108,10 +103,7 @@ class LimitSetter:
     async def accounting(
         self, device: DeviceUuid, *, agent_pid: int | None = None
     ) -> DriverAccounting:
-        """Return how the driver counts, by a trial at the first call for a device.
-
-        Raises LimitError or UnavailableError with the reason if it sets no limits.
-        """
+        """Raises LimitError or UnavailableError with the reason if the driver sets no limits."""
         if device not in self._accounting:
             accounting = await try_limits(self.driver, self.tree, device)
             self._accounting[device] = accounting
@@ -124,11 +116,6 @@ class LimitSetter:
         )
 
     async def _list_foreign(self, device: DeviceUuid) -> tuple[ForeignLimit, ...]:
-        """Return limits on cgroups for which none was set here.
-
-        Cgroups of pods whose limits were set here, and those below them, are left out: their limits
-        are compared with leases.
-        """
         own = await asyncio.to_thread(self._limited_pods, device)
         cgroups = await asyncio.to_thread(lambda: list(self.tree.list_cgroups(own)))
         limits = await self.driver.list(device, cgroups)
@@ -192,10 +179,7 @@ class LimitSetter:
         return _Place(path, _inode_of(path))
 
     def _raise_fence(self, target: LimitTarget, fence: int) -> None:
-        """Record a fence before the limit is set: one that is lost after a kill would rule again.
-
-        Raises LimitError if a higher one is known.
-        """
+        """Record a fence before the limit is set. Raises LimitError if a higher one is known."""
         key = f"{target.device}/{target.pod}"
         with self._changing:
             fences = self._load()
@@ -218,7 +202,6 @@ class LimitSetter:
                 self._save(living)
 
     def _living(self, fences: dict[str, int]) -> dict[str, int]:
-        """Return the fences of pods that have a cgroup."""
         return {key: fence for key, fence in fences.items() if self._exists(key)}
 
     def _exists(self, key: str) -> bool:
@@ -262,7 +245,6 @@ class LimitSetter:
         return None
 
     def _cgroups_of(self, pid: int) -> Iterator[Path]:
-        """Return the cgroup of a process, then those above it, without the root."""
         try:
             text = (self.proc / str(pid) / "cgroup").read_text()
             pod, container_id = parse_cgroup(text)

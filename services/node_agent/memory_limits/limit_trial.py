@@ -1,7 +1,6 @@
 """Finds out how a driver limits memory, by a limit on a cgroup of our own without processes.
 
-What a driver reports before that does not tell: with `misc`, reading a cgroup that never had a
-limit fails as if limits were off.
+With `misc`, reading a cgroup that never had a limit fails as if limits were off.
 """
 
 import asyncio
@@ -25,10 +24,7 @@ TRIAL_BYTES = 1 << 30
 
 
 async def try_limits(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceUuid) -> Accounting:
-    """Return how the driver counts.
-
-    Raises LimitError or UnavailableError with the reason, and what to do, if it sets no limits.
-    """
+    """Raises LimitError or UnavailableError with the reason if the driver sets no limits."""
     await _remove_left(driver, tree, device)
     with _own_cgroup(tree.root) as cgroup:
         try:
@@ -52,7 +48,7 @@ async def try_limits(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceU
 
 
 async def _remove_left(driver: NvmlMemoryLimits, tree: CgroupTree, device: DeviceUuid) -> None:
-    """Remove what a partitioner that was killed in a trial has left."""
+    """A partitioner may have been killed in a trial."""
     for path in await asyncio.to_thread(lambda: list(tree.root.glob(f"{TRIAL}-*"))):
         if path == _own_path(tree.root):
             continue

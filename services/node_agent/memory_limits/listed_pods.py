@@ -24,7 +24,6 @@ class ListedPods:
         self.list_pods = list_pods
         self.latest: Mapping[PodUid, KubeletPod] = {}
         self.unread_reason = ""
-        """Why it was not read the last time, or an empty text."""
         self.read_at = -math.inf
 
     async def read(self) -> Mapping[PodUid, KubeletPod]:
@@ -46,7 +45,6 @@ class ListedPods:
         return self.latest
 
     async def _read(self) -> str:
-        """Return why the list cannot be read, or an empty text."""
         try:
             async with asyncio.timeout(LIST_S):
                 self.latest = {pod.uid: pod for pod in await self.list_pods()}

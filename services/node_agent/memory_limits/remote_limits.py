@@ -1,4 +1,4 @@
-"""The agent's client of the partitioner for limits of memory: it has no privileges itself."""
+"""The agent's client of the partitioner for limits of memory."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class RemoteLimits:
         self.timeout_s = timeout_s
 
     async def set(self, target: LimitTarget, *, fence: int, memory_bytes: int) -> MemoryLimit:
-        """Set a limit; return what the driver has after that, which may be an earlier one."""
+        """Return what the driver has after that, which may be an earlier limit."""
         return await self._limit(SetLimitRequest(target, fence, memory_bytes))
 
     async def get(self, target: LimitTarget) -> MemoryLimit:

@@ -29,10 +29,7 @@ _decode = msgspec.json.Decoder(_Specification).decode
 
 
 def read_variables(directories: Iterable[Path], container_id: str) -> dict[str, str]:
-    """Read the variables from the bundle that the runtime has made for a container.
-
-    Raises UnavailableError if it has made none in the directories, RequestError for another form.
-    """
+    """Raises UnavailableError if the runtime has made no bundle, RequestError for another form."""
     for directory in directories:
         for path in (directory / container_id, directory / container_id / "userdata"):
             file = path / "config.json"
@@ -57,7 +54,7 @@ def _variables_in(file: Path) -> dict[str, str]:
 def check_variables(
     variables: dict[str, str], amounts_mib: Iterable[int], given: Mapping[str, str]
 ) -> None:
-    """Raise RequestError for variables that set other limits than a lease of these amounts.
+    """Raise RequestError for variables that set other limits than these amounts.
 
     `given` are variables that the agent itself sets.
     """

@@ -29,10 +29,7 @@ def _profile(  # noqa: PLR0917 - a row of a table
 
 
 def _of_seven(*sizes: tuple[int, int]) -> tuple[InstanceProfile, ...]:
-    """Return the profiles of a device with seven compute and eight memory slices.
-
-    `sizes` are of one, two, four and eight memory slices: GB as in names, and MiB.
-    """
+    """`sizes` are of one, two, four and eight memory slices: GB as in names, and MiB."""
     (eighth, eighth_mib), (quarter, quarter_mib), (half, half_mib), (whole, whole_mib) = sizes
     return (
         _profile(19, f"1g.{eighth}gb", eighth_mib, 1, 7, range(7)),
@@ -52,7 +49,7 @@ A30 = (
     _profile(0, "4g.24gb", 24576, 4, 1, (0,)),
 )
 A100_40 = _of_seven((5, 5120), (10, 10240), (20, 20480), (40, 40960))
-"""With the rounded sizes of Volcano's table, as A30: a real device has up to 5 percent less."""
+"""As in Volcano's table, rounded: a real device has up to 5 percent less."""
 A100_80 = _of_seven((10, 9728), (20, 19968), (40, 40192), (80, 80896))
 H100_80 = _of_seven((10, 9984), (20, 20096), (40, 40448), (80, 81152))
 H200 = _of_seven((18, 16384), (35, 33280), (71, 71424), (141, 143360))

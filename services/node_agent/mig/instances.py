@@ -18,7 +18,6 @@ class InUseError(UnavailableError):
 class InstanceProfile:
     id: int
     name: str
-    """Such as `1g.10gb`."""
     memory_mib: int
     compute_slices: int
     memory_slices: int
@@ -60,7 +59,7 @@ def is_laid_out(layout: MigLayout, instances: Sequence[MigInstance]) -> bool:
 
 
 def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstance]) -> MigInstance:
-    """Return the instance at a position; instances of a profile are counted by start slice.
+    """Instances of a profile are counted by start slice.
 
     Raises RequestError if the layout has no such position, or the device has another layout.
     """
@@ -83,7 +82,7 @@ def container_instances(
     devices: Mapping[DeviceUuid, Device],
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
 ) -> dict[tuple[DeviceUuid, int], str]:
-    """Return UUIDs by device and position. Raises RequestError if the layout is not the lease's."""
+    """Raises RequestError if the layout is not the lease's."""
     uuids: dict[tuple[DeviceUuid, int], str] = {}
     for share in lease.shares_of(container):
         if share.mig is not None:

@@ -1,8 +1,7 @@
 """The steps that give a device a MIG layout; pure.
 
-An instance takes adjacent memory slices, from one of the starts that its profile allows, and a
-number of the device's compute slices. Created one by one, instances may leave room that nothing
-fits into. So a layout is arranged as a whole.
+Created one by one, instances may leave room that nothing fits into, so a layout is arranged as a
+whole.
 """
 
 from collections import Counter
@@ -45,11 +44,10 @@ def plan_layout(
     instances: Sequence[MigInstance],
     in_use: Collection[int] = (),
 ) -> tuple[PlanStep, ...]:
-    """Return the steps that give the device a layout; instances are destroyed first.
+    """Instances whose NVML IDs are `in_use`, or that a process uses, stay.
 
-    Instances that the layout contains stay if the others fit beside them. Instances whose NVML IDs
-    are `in_use`, or that a process uses, stay in any case. Raises InUseError if one of these blocks
-    the layout, RequestError if the layout is impossible on this device.
+    Raises InUseError if one of these blocks the layout, RequestError if the layout is impossible on
+    this device.
     """
     by_name = _known_profiles(layout, profiles)
     used = [instance for instance in instances if instance.gi in in_use or instance.busy]
@@ -93,7 +91,7 @@ def _known_profiles(
 def arrange(
     wanted: Sequence[InstanceProfile], kept: Sequence[MigInstance], compute_slices: int
 ) -> tuple[int, ...] | None:
-    """Return starts so that all instances fit beside the kept ones, or None."""
+    """Return None if they do not all fit beside the kept ones."""
     compute = sum(profile.compute_slices for profile in wanted) + sum(
         i.compute_slices for i in kept
     )

@@ -1,4 +1,4 @@
-"""Layouts that a device in MIG mode offers: known geometries, adapted to NVML's profiles; pure."""
+"""Layouts that a device in MIG mode offers; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,15 @@ from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.devices.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
-"""How much a profile's memory may differ from the geometry's and still match it."""
 CURRENT = "present"
 
 
 def layouts_for(
     model: str, profiles: Sequence[InstanceProfile], geometries: Sequence[MigGeometries]
 ) -> tuple[tuple[MigLayout, ...], tuple[str, ...]]:
-    """Return the layouts of a device, and warnings about the geometry that they come from.
+    """The first geometry with a part of the model's name applies, without what does not fit.
 
-    The first geometry with a part of the model's name applies. Profiles that NVML does not report
-    are dropped, and layouts that do not fit. If none is left, or no geometry names the model,
-    layouts are derived from NVML's profiles.
+    If nothing is left, layouts are derived from NVML's profiles.
     """
     named = f"NVIDIA-{model}"
     geometry = next((g for g in geometries if any(part in named for part in g.models)), None)
@@ -46,10 +43,9 @@ def layouts_for(
 
 
 def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
-    """Return one layout per instance size, smallest first, filled up with the smallest instances.
+    """Return one layout per instance size, filled up with the smallest instances.
 
-    Profiles for special uses (`+me`, `+gfx`, `-me`) are left out. Of profiles with equal memory,
-    the one that uses most of the device's compute slices stays.
+    Profiles for special uses (`+me`, `+gfx`, `-me`) are left out.
     """
     plain = [profile for profile in profiles if profile.name.replace(".", "").isalnum()]
     ranked = sorted(plain, key=lambda profile: profile.count * profile.compute_slices, reverse=True)
@@ -66,10 +62,7 @@ def current_layouts(
     layouts: Sequence[MigLayout],
     profiles: Sequence[InstanceProfile],
 ) -> tuple[MigLayout, ...]:
-    """Return the only layout of a device that may not be partitioned: its current instances.
-
-    A known layout that equals it gives the name.
-    """
+    """A known layout that equals the current instances gives the name."""
     counts = Counter(instance.profile for instance in instances if instance.uuid)
     for layout in layouts:
         if counts == {profile.name: profile.count for profile in layout.profiles}:

@@ -1,7 +1,4 @@
-"""Changes the layouts of devices in MIG mode: the only part of the agent that needs privileges.
-
-Its inputs are plain data, so that it can run in a process of its own.
-"""
+"""Changes the layouts of devices in MIG mode: the only part of the agent that needs privileges."""
 
 import asyncio
 import logging
@@ -34,7 +31,7 @@ STEP_S = 15.0
 
 
 class MigDriver(Protocol):
-    """The driver's MIG calls; each raises UnavailableError with the driver's message."""
+    """Each call raises UnavailableError with the driver's message."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]: ...
 
@@ -59,11 +56,10 @@ class Partitioner:
         profiles: Sequence[InstanceProfile],
         in_use: Collection[str],
     ) -> tuple[MigInstance, ...]:
-        """Give the device this layout; return its instances, all of them ready.
+        """Instances whose UUIDs are `in_use` stay.
 
-        Instances whose UUIDs are `in_use` stay. What an earlier, failed attempt left is reused or
-        destroyed. Raises InUseError while an instance in use blocks the layout, RequestError if the
-        layout is impossible, UnavailableError if the driver fails.
+        Raises InUseError while one blocks the layout, RequestError if the layout is impossible,
+        UnavailableError if the driver fails.
         """
         before = await self._call(device, "list its instances", self.driver.instances(device))
         ids = {instance.gi for instance in before if instance.uuid in in_use}

@@ -1,7 +1,7 @@
 """Starts a control daemon of MPS, and sends it commands: a process for each, with a time limit.
 
-https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html (version 2 of the protocol, which all
-drivers from R495 on speak) and mpsv3-interface.html (version 3, from R615 on).
+https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html (from R495 on) and
+mpsv3-interface.html (from R615 on).
 """
 
 import asyncio
@@ -40,18 +40,15 @@ PROBE = (
 )
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES = "pipe"
-"""In a daemon's directory."""
 SOCKET = "control"
 PID_FILE = "nvidia-cuda-mps-control.pid"
 MOST_PATH = 107
-"""Bytes of a Unix socket's path. With a longer one the daemon fails, and logs nothing."""
+"""With a longer path of its socket the daemon fails, and logs nothing."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class MpsControl:
-    """The daemon of one directory. `proc` shows the processes of the node."""
-
     def __init__(self, directory: Path, program: Sequence[str], proc: Path) -> None:
         self.program = tuple(program)
         self.proc = proc
@@ -65,7 +62,7 @@ class MpsControl:
         return {PIPE_VARIABLE: str(self.pipes), LOG_VARIABLE: str(self.logs)}
 
     async def start(self, environment: Mapping[str, str], *options: str) -> None:
-        """Start the daemon. Raises UnavailableError if it does not come up."""
+        """Raises UnavailableError if the daemon does not come up."""
         try:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
@@ -81,8 +78,8 @@ class MpsControl:
     async def send(self, command: str, limit_s: float = COMMAND_S) -> str:
         """Return what a command of version 2 prints.
 
-        Raises UnseenError, or UnavailableError if it fails. It goes through a directory to which a
-        container can write: a link there could lead to the daemon of another one.
+        Raises UnseenError, or UnavailableError if it fails. A link that a container made could lead
+        to the daemon of another one.
         """
         if await asyncio.to_thread(self.socket.is_symlink):
             raise UnavailableError(f"MPS: {self.socket} is a link, which a program has made")
@@ -104,10 +101,7 @@ class MpsControl:
         return output
 
     async def probe(self, command: Sequence[str], pipes: Path, limit_s: float) -> int:
-        """Start a client that only initialises CUDA; return its exit code.
-
-        Raises WedgedError if it hangs.
-        """
+        """Initialise CUDA; return the exit code. Raises WedgedError if the client hangs."""
         try:
             code, _ = await execute(command, {PIPE_VARIABLE: str(pipes)}, limit_s)
         except SilentError as error:
@@ -115,22 +109,21 @@ class MpsControl:
         return code
 
     async def end(self) -> int:
-        """Wait until the daemon has ended, or kill it; return how many processes were killed."""
+        """Return how many processes had to be killed."""
         await self._await_end()
         killed = await asyncio.to_thread(self.kill_all)
         await self._await_end()
         return killed
 
     async def _await_end(self) -> None:
-        """Wait until nobody listens at the socket, or for `END_S`."""
         until = time.monotonic() + END_S
         while await asyncio.to_thread(self.listener) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     def kill_all(self) -> int:
-        """Kill what is left of the daemon and its servers, found by their environment.
+        """Return how many processes were killed.
 
-        Return their number. Clients do not have the directory of its logs there.
+        Clients do not have the directory of the daemon's logs in their environment.
         """
         mark = f"{LOG_VARIABLE}={self.logs}".encode()
         count = 0
@@ -144,7 +137,7 @@ class MpsControl:
         return count
 
     def read_pid(self) -> int:
-        """Return the PID that the daemon has written, or 0; the container can write there, too."""
+        """Return 0 without a PID; the container can write there, too."""
         with contextlib.suppress(OSError, ValueError):
             file = open_checked(self.pipes / PID_FILE, os.O_RDONLY | os.O_CLOEXEC, irregular)
             if isinstance(file, int):
@@ -153,7 +146,7 @@ class MpsControl:
         return 0
 
     def listener(self) -> int:
-        """Return the PID of the process that listens at the daemon's socket, or 0.
+        """Return the PID of the listening process, or 0.
 
         No link is followed. Raises UnavailableError if that cannot be seen now.
         """
@@ -172,7 +165,7 @@ class MpsControl:
         return int(_CREDENTIALS.unpack(credentials)[0])
 
     def remove(self) -> None:
-        """Remove its directory, with its record last. Raises UnavailableError if some is left."""
+        """Remove the record last. Raises UnavailableError if some is left."""
         for directory in (self.pipes, self.logs, self.directory):
             try:
                 remove_tree(directory)

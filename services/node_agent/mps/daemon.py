@@ -1,4 +1,4 @@
-"""A control daemon of MPS as the agent sees it, and what its commands print; pure."""
+"""A control daemon of MPS as the agent sees it; pure."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _PERCENT = re.compile(r"\d{1,3}(\.\d{1,6})?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18})([KMG]?)B?", re.ASCII)
 _PID = re.compile(r"\d{1,10}", re.ASCII)
 MOST_PIDS = 1024
-"""In one list: a server has 60 clients at most (CUDA 13.1)."""
+"""A server has 60 clients at most (CUDA 13.1)."""
 _MIB_OF: Mapping[str, float] = {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10}
 
 
@@ -25,7 +25,7 @@ class WedgedError(UnavailableError):
 
 
 class MpsTarget(Struct, frozen=True):
-    """A container, or a request of a ResourceClaim, whose processes MPS limits."""
+    """A container, or a request of a ResourceClaim."""
 
     holder: PodUid
     container: str
@@ -42,12 +42,10 @@ class MpsTarget(Struct, frozen=True):
 
 
 class MpsLimits(Struct, frozen=True, kw_only=True):
-    """What each process of a container gets."""
-
     percent: int
     """Of the threads of each device, 1 to 100."""
     memory_mib: dict[DeviceUuid, int | None]
-    """By device, which are all that it sees; None if MPS does not limit its memory there."""
+    """All devices that it sees; None if MPS does not limit its memory there."""
 
 
 def check_limits(limits: MpsLimits) -> None:
@@ -69,13 +67,10 @@ class MpsServer(Struct, frozen=True, kw_only=True):
 
 
 class MpsDaemon(Struct, frozen=True, kw_only=True):
-    """What a daemon replied; one that does not run has a problem."""
-
     pipes: str
-    """Its directory, which the container mounts."""
+    """The container mounts it."""
     pid: int = 0
     problem: str = ""
-    """Why nothing was read, or empty."""
     percent: float = ALL_THREADS
     memory_mib: dict[DeviceUuid, int | None] = {}
     servers: tuple[MpsServer, ...] = ()
@@ -85,11 +80,10 @@ class MpsDaemon(Struct, frozen=True, kw_only=True):
         return frozenset(pid for server in self.servers for pid in server.clients)
 
     def held_percent(self) -> int:
-        """Return the largest percentage that a process can get, rounded up."""
         return math.ceil(max([self.percent, *(server.percent for server in self.servers)]))
 
     def held_mib(self, device: DeviceUuid) -> int | None:
-        """Return the most memory that a process can get, or None without a limit."""
+        """Return the most that a process can get, or None without a limit."""
         amounts = [self.memory_mib.get(device)]
         amounts += (server.memory_mib.get(device) for server in self.servers)
         limits = [amount for amount in amounts if amount is not None]
@@ -97,8 +91,6 @@ class MpsDaemon(Struct, frozen=True, kw_only=True):
 
 
 class StartedDaemon(Struct, frozen=True):
-    """A daemon of a container, or its namespace."""
-
     target: MpsTarget
     fence: int
     started_at: float
@@ -106,7 +98,7 @@ class StartedDaemon(Struct, frozen=True):
 
 
 def parse_percent(reply: str) -> float:
-    """Read a percentage. Raises UnavailableError for another text.
+    """Raises UnavailableError for another text.
 
     >>> parse_percent("25.0")
     25.0
@@ -118,9 +110,7 @@ def parse_percent(reply: str) -> float:
 
 
 def parse_memory_mib(reply: str) -> int | None:
-    """Read an amount of memory, rounded up to MiB, or None for an empty line.
-
-    Raises UnavailableError for another text.
+    """Round up to MiB; None is an empty line. Raises UnavailableError for another text.
 
     >>> parse_memory_mib("3G"), parse_memory_mib("")
     (3072, None)

@@ -31,10 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class MpsNode:
-    """What daemons of MPS need of a node."""
-
     root: Path
-    """It has a directory for each daemon."""
     program: Sequence[str] = (PROGRAM,)
     probe_program: Sequence[str] = PROBE
     """It ends with 0 once a client has initialised CUDA."""
@@ -42,10 +39,7 @@ class MpsNode:
     probe_s: float = PROBE_S
 
     def missing_reason(self, *longest: str) -> str:
-        """Return why no daemon can be started, or an empty text.
-
-        `longest` are the parts of its longest socket's directory, below the root.
-        """
+        """`longest` are the parts of the longest socket's directory, below the root."""
         path = self.root.joinpath(*longest, SOCKET)
         if len(os.fsencode(path)) > MOST_PATH:
             return f"the path {path} is longer than {MOST_PATH} bytes: set a shorter directory"
@@ -57,14 +51,10 @@ class MpsNode:
         return ""
 
     def control(self, name: str) -> MpsControl:
-        """Return what talks with the daemon of a directory."""
         return MpsControl(self.root / name, self.program, self.proc)
 
     async def probe(self, target: MpsTarget, control: MpsControl, *below: str) -> None:
-        """Start a client at a directory below the daemon's pipes that only initialises CUDA.
-
-        Raises WedgedError if it hangs.
-        """
+        """Raises WedgedError if the client hangs."""
         pipes = control.pipes.joinpath(*below)
         code = await control.probe(self.probe_program, pipes, self.probe_s)
         if code:
@@ -72,7 +62,7 @@ class MpsNode:
 
 
 class DaemonRecords(Generic[Record]):
-    """What each daemon is to have, on disk before it has it: a file in its directory."""
+    """It is on disk before the daemon has it."""
 
     def __init__(self, root: Path, file: str, record_type: type[Record]) -> None:
         self.root = root
@@ -81,11 +71,10 @@ class DaemonRecords(Generic[Record]):
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Return what a change of the daemon of a directory has to hold."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def load(self, name: str) -> Record | None:
-        """Return a daemon's record, or None if there is none that can be read."""
+        """Return None if there is no record that can be read."""
         return await asyncio.to_thread(self._load, self.root / name / self.file)
 
     async def load_all(self) -> tuple[Record, ...]:

@@ -1,8 +1,6 @@
 """Starts, limits, reads, repairs and ends the control daemons of MPS of a node.
 
-It needs the driver's programs, the GPUs, and the PIDs of the node: a daemon identifies its clients
-by the PIDs of its own namespace. No request names a path, a program or a variable. A container may
-write to the directory of its daemon, so what is there is not believed.
+A container may write to the directory of its daemon, so what is there is not believed.
 """
 
 import asyncio
@@ -48,29 +46,25 @@ class _Record(Struct, frozen=True):
     fence: int
     limits: MpsLimits
     listener: int = 0
-    """The PID that listened at the socket after the start; 0 before that."""
+    """0 before the start."""
     started_at: float = 0.0
 
 
 class MpsDaemons:
-    """Each call raises RequestError for an older fence or an unknown daemon, or UnavailableError.
-
-    Calls for one daemon are carried out one after the other.
-    """
+    """Calls raise RequestError for an older fence or an unknown daemon, or UnavailableError."""
 
     def __init__(self, node: MpsNode) -> None:
         self.node = node
         self._records = DaemonRecords(node.root, RECORD, _Record)
 
     async def missing_reason(self) -> str:
-        """Return why no daemon can be started, or an empty text."""
         return self.node.missing_reason(daemon_name(PodUid(""), ""), PIPES)
 
     async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon:
-        """Have a daemon run with these limits; return what it replied to be read back.
+        """Return what the daemon replied.
 
-        One that runs, and that nobody else has replaced, gets them for processes that start later.
-        A daemon has its limits by its environment from the start, then by commands.
+        One that runs, and that nobody else has replaced, gets the limits for processes that start
+        later.
         """
         check_limits(limits)
         async with self._records.lock(_name(target)):
@@ -88,7 +82,6 @@ class MpsDaemons:
             return await self._read(await self._required(target), set_differing=True)
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
-        """Return what a daemon replies, or why it cannot be read."""
         async with self._records.lock(_name(target)):
             record = await self._records.load(_name(target))
             pipes = str(self._control(target).pipes)
@@ -100,16 +93,15 @@ class MpsDaemons:
                 return MpsDaemon(pipes=pipes, problem=str(error))
 
     async def list(self) -> tuple[StartedDaemon, ...]:
-        """Return all daemons that were started and not stopped."""
         return tuple(
             StartedDaemon(record.target, record.fence, record.started_at)
             for record in await self._records.load_all()
         )
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
-        """End the work of clients on the GPUs, so that they can be killed.
+        """End the work of clients, so that they can be killed.
 
-        Raises WedgedError if that does not end.
+        Raises WedgedError if it does not end.
         """
         async with self._records.lock(_name(target)):
             await self._required(target)
@@ -119,14 +111,11 @@ class MpsDaemons:
                     await self._terminate(target, server, client)
 
     async def probe(self, target: MpsTarget) -> None:
-        """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
+        """Raises WedgedError if a new client hangs."""
         await self.node.probe(target, self._control(target))
 
     async def repair(self, target: MpsTarget) -> str:
-        """End a daemon, its servers and their clients' work, and start it anew.
-
-        Return what was done.
-        """
+        """Return what was done."""
         async with self._records.lock(_name(target)):
             record = await self._required(target)
             clients, processes = await self._end(record)
@@ -139,7 +128,7 @@ class MpsDaemons:
         )
 
     async def stop(self, target: MpsTarget, *, fence: int) -> None:
-        """End a daemon and its servers, and remove its files; one of a newer lease stays."""
+        """The daemon of a newer lease stays."""
         async with self._records.lock(_name(target)):
             record = await self._records.load(_name(target))
             if record is None:
@@ -179,7 +168,7 @@ class MpsDaemons:
         logger.info("a daemon of MPS runs for %s: PID %d", target, control.read_pid())
 
     async def _set(self, control: MpsControl, limits: MpsLimits, server: int = 0) -> None:
-        """Set the defaults, or what a server gives to clients that connect later."""
+        """Without a server, set the defaults; with one, what clients get that connect later."""
         which = f" {server}" if server else ""
         kind = "" if server else "default_"
         await control.send(f"set_{kind}active_thread_percentage{which} {limits.percent}")
@@ -187,7 +176,6 @@ class MpsDaemons:
             await control.send(f"set_{kind}device_pinned_mem_limit{which} {device} {mib}M")
 
     async def _read(self, record: _Record, *, set_differing: bool = False) -> MpsDaemon:
-        """Read a daemon; with `set_differing`, set what differs from its record, and read again."""
         control = self._control(record.target)
         daemon = await self._read_once(control, record.limits)
         if set_differing and (wrong := list(_differing(daemon, record.limits))):
@@ -246,7 +234,6 @@ class MpsDaemons:
             )
 
     async def _clients(self, target: MpsTarget) -> tuple[tuple[int, frozenset[int]], ...]:
-        """Return each server, and its clients."""
         control = self._control(target)
         servers = parse_pids(await control.send("get_server_list"))
         lists = [parse_pids(await control.send(f"get_client_list {pid}")) for pid in servers]
@@ -257,7 +244,6 @@ class MpsDaemons:
             await self._control(target).send(f"terminate_client {server} {client}", TERMINATE_S)
 
     async def _runs(self, record: _Record) -> bool:
-        """Whether the process that was started listens, and replies."""
         control = self._control(record.target)
         listener = await asyncio.to_thread(control.listener)
         if not listener or listener != record.listener:

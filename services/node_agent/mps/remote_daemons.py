@@ -27,7 +27,7 @@ REPAIR_S = 60.0
 
 
 class RemoteMpsDaemons:
-    """Each call raises UnavailableError without a partitioner, too."""
+    """Calls raise UnavailableError without a partitioner, too."""
 
     def __init__(self, socket: Path, *, shared: bool = False) -> None:
         self.socket = socket

@@ -1,4 +1,4 @@
-"""What runs MPS on a node, by the two forms in which containers get it."""
+"""What runs MPS on a node."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,10 +13,7 @@ from services.node_agent.mps.shared_servers import SharedServers
 
 
 class MpsRunner(Protocol):
-    """Runs the daemons of containers, or the servers that they share.
-
-    Each call raises RequestError for an older fence or an unknown target, or UnavailableError.
-    """
+    """Calls raise RequestError for an older fence or an unknown target, or UnavailableError."""
 
     async def missing_reason(self) -> str: ...
     async def list(self) -> tuple[StartedDaemon, ...]: ...
@@ -31,13 +28,10 @@ class MpsRunner(Protocol):
 @dataclass(frozen=True, slots=True)
 class MpsRunners:
     private: MpsRunner
-    """A daemon for each container."""
     shared: MpsRunner
-    """A server for each GPU."""
 
     @classmethod
     def of_node(cls, node: MpsNode) -> Self:
-        """Return those of this process."""
         return cls(MpsDaemons(node), SharedServers(node))
 
     @classmethod

@@ -1,9 +1,8 @@
 """Keeps one server of MPS for each GPU, with a namespace for each container that has a share.
 
-https://docs.nvidia.com/deploy/mps/latest/mpsv3-interface.html (version 3 of the protocol, R615).
-Each GPU has a daemon of its own, so that one which hangs stops no other GPU's containers. It runs
-in multi-user mode, where only user 0 may change a limit. A container has the directory of its
-namespace and no other, so no container writes to the record of a GPU.
+https://docs.nvidia.com/deploy/mps/latest/mpsv3-interface.html (R615). Each GPU has a daemon of its
+own, so that one which hangs stops no other GPU's containers. In its multi-user mode only user 0 may
+change a limit.
 """
 
 import asyncio
@@ -51,13 +50,11 @@ READY = "Ready"
 READY_S = 10.0
 """How long a new server may take to open its GPU."""
 DEFAULT = "default"
-"""The namespace of clients that come without one: no container has its socket."""
+"""Of clients that come without a namespace: no container has its socket."""
 LEAST_PERCENT = 1
 LEAST_MIB = 1
-"""What clients of that namespace get, should one find it."""
 UNSET = "-"
 MOST_CLIENTS = 64
-"""Clients of a namespace that are looked up: a server has 60 at most (CUDA 13.1)."""
 NOT_RUNNING = "its GPU's server does not run, or another process is in its place"
 NO_NAMESPACE = "its GPU's server has no namespace for it"
 NOT_ROOT = (
@@ -79,12 +76,10 @@ class _Lease(Struct, frozen=True):
 
 
 class _Record(Struct, frozen=True):
-    """What a GPU's server is to have."""
-
     device: DeviceUuid
     leases: tuple[_Lease, ...] = ()
     listener: int = 0
-    """The PID that listened at the socket after the start; 0 before that."""
+    """0 before the start."""
 
     def lease_of(self, target: MpsTarget) -> _Lease | None:
         return next((lease for lease in self.leases if lease.target == target), None)
@@ -101,7 +96,6 @@ class _Namespace(Struct, frozen=True):
     """A row of `namespace list`."""
 
     status: str
-    """Of the server."""
     memory_mib: int | None
     percent: float
     pipes: str
@@ -120,17 +114,15 @@ class SharedServers:
         self._records = DaemonRecords(node.root, RECORD, _Record)
 
     async def missing_reason(self) -> str:
-        """Return why no server can be started, or an empty text."""
         name = shared_daemon_name(DeviceUuid(""))
         reason = self.node.missing_reason(name, PIPES, SERVER, daemon_name(PodUid(""), ""))
         return reason or (NOT_ROOT if os.geteuid() else "")
 
     async def ensure(self, target: MpsTarget, *, fence: int, limits: MpsLimits) -> MpsDaemon:
-        """Have a namespace with these limits; return what was read back.
+        """A server that does not run is started with all its namespaces.
 
-        A server that does not run, or that somebody has replaced, is started, with all namespaces
-        that it is to have. Raises UnavailableError while a client is attached to a namespace whose
-        limits are others: MPS changes them without clients only.
+        Raises UnavailableError while a client is attached to a namespace with other limits: MPS
+        changes them without clients only.
         """
         check_limits(limits)
         if set(limits.memory_mib) != {target.gpu}:
@@ -157,7 +149,6 @@ class SharedServers:
             return await self._read(record, lease)
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
-        """Return what the server of a namespace replies, or why it cannot be read."""
         async with self._lock(target):
             record = await self._record(target.gpu)
             lease = record.lease_of(target)
@@ -169,7 +160,6 @@ class SharedServers:
                 return self._unread(target, str(error))
 
     async def list(self) -> tuple[StartedDaemon, ...]:
-        """Return all namespaces that were made and not removed."""
         return tuple(
             StartedDaemon(lease.target, lease.fence, lease.started_at)
             for record in await self._records.load_all()
@@ -177,9 +167,9 @@ class SharedServers:
         )
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
-        """End the work of clients on the GPU, so that they can be killed.
+        """End the work of clients, so that they can be killed.
 
-        Raises WedgedError if that does not end.
+        Raises WedgedError if it does not end.
         """
         async with self._lock(target):
             lease = await self._required(target)
@@ -187,15 +177,12 @@ class SharedServers:
                 await self._terminate(target.gpu, client)
 
     async def probe(self, target: MpsTarget) -> None:
-        """Start a client that only initialises CUDA. Raises WedgedError if it hangs."""
+        """Raises WedgedError if a new client hangs."""
         lease = await self._required(target)
         await self.node.probe(target, self._control(target.gpu), SERVER, lease.namespace)
 
     async def repair(self, target: MpsTarget) -> str:
-        """End a GPU's server and all its clients' work, and start it anew with all namespaces.
-
-        Return what was done.
-        """
+        """Return what was done."""
         async with self._lock(target):
             await self._required(target)
             killed = await self._end(target.gpu)
@@ -209,7 +196,7 @@ class SharedServers:
     async def stop(self, target: MpsTarget, *, fence: int) -> None:
         """Remove a namespace, and the server with its last; one of a newer lease stays.
 
-        Raises UnavailableError while a client is attached: it keeps its limits until it ends.
+        Raises UnavailableError while a client is attached.
         """
         async with self._lock(target):
             record = await self._record(target.gpu)
@@ -258,7 +245,6 @@ class SharedServers:
         return started
 
     async def _await_ready(self, control: MpsControl) -> None:
-        """Wait until the server has opened its GPU; one that cannot ends by itself."""
         until = time.monotonic() + self.ready_s
         while (status := await self._status(control)) != READY:
             if time.monotonic() > until:
@@ -269,7 +255,7 @@ class SharedServers:
             await asyncio.sleep(LOOK_S)
 
     async def _status(self, control: MpsControl) -> str:
-        """Return the status of the server, or an empty text if there is none.
+        """Return an empty text without a server.
 
         Raises UnseenError if that is not known: what may run for others is not started anew.
         """
@@ -281,10 +267,7 @@ class SharedServers:
             return ""
 
     async def _apply(self, lease: _Lease) -> None:
-        """Have the namespace of a lease with its limits.
-
-        Raises UnavailableError if it has others.
-        """
+        """Raises UnavailableError if the namespace has other limits."""
         control = self._control(lease.target.gpu)
         namespaces = await self._namespaces(control)
         if lease.namespace not in namespaces:
@@ -339,7 +322,7 @@ class SharedServers:
         return MpsDaemon(pipes=str(pipes / name), problem=problem)
 
     async def _namespaces(self, control: MpsControl) -> Mapping[str, _Namespace]:
-        """Return the namespaces of the server by name. Raises UnavailableError for other text."""
+        """Raises UnavailableError for other text."""
         text = await control.call(
             "namespace", "list", f"--server={SERVER}", "--format=csv,noheader"
         )
@@ -347,10 +330,9 @@ class SharedServers:
         return {row[0]: _namespace(row) for row in rows}
 
     async def _clients(self, lease: _Lease) -> frozenset[int]:
-        """Return the PIDs of a namespace's clients on the node.
+        """The list ends each row with a command line, by which a program can add rows.
 
-        The list ends each row with a command line, by which a program can add rows. So each PID is
-        asked for by itself, first those of the lease's pod: others' rows push none of them out.
+        So each PID is queried by itself, first those of the lease's pod.
         """
         control = self._control(lease.target.gpu)
         text = await control.call("client", "list", f"--server={SERVER}", "--format=csv,noheader")
@@ -380,7 +362,7 @@ class SharedServers:
             await control.call("client", "terminate", str(client), limit_s=TERMINATE_S)
 
     async def _status_of(self, record: _Record) -> str:
-        """Return the server's status, or an empty text if what was started does not listen."""
+        """Return an empty text if what was started does not listen."""
         control = self._control(record.device)
         listener = await asyncio.to_thread(control.listener)
         return await self._status(control) if listener and listener == record.listener else ""
@@ -415,10 +397,7 @@ class SharedServers:
 
 
 def _namespace(row: Sequence[str]) -> _Namespace:
-    """Read name, server, status, memory, threads, priority and directory.
-
-    Raises UnavailableError for another row.
-    """
+    """Raises UnavailableError for another row."""
     try:
         _, server, status, memory, threads, _, pipes = (cell.strip() for cell in row)
     except ValueError as error:

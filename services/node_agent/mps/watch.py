@@ -6,12 +6,12 @@ deletion says when it is. What nothing announces (OOM, a crash, an eviction by t
 by a probe.
 """
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from services.node_agent.enforcers.mps import Mps, mps_shares, target_of
-from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.metrics import MPS_DRAINED, MPS_WEDGES
 from services.node_agent.mps.daemon import MpsTarget, WedgedError
 from services.node_agent.node import Node
@@ -27,9 +27,14 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 3.0
 """How long before the kill of a pod the work of its clients is ended: the longest kernels end in
-that time, and the program has had the rest of its grace period."""
-LOOK_S = 0.5
-"""Interval of looks at the kubelet's pods while MPS holds shares: a grace period may be 1 s."""
+that time."""
+LOOK_S = 1.0
+"""Interval of looks for deleted pods while MPS holds shares: with a grace period of 1 s, too, the
+kubelet kills a container only after 2 s."""
+READING_SHARE = 10
+"""The kubelet's list is read for a tenth of the time at most."""
+MOST_PAUSE_S = 5.0
+"""The longest pause after the kubelet's list took long to read."""
 PROBE_S = 30.0
 """Interval of probes of servers, beside one after each restart of a container."""
 
@@ -37,7 +42,7 @@ PROBE_S = 30.0
 def drain_at(killed_at: float, seen_at: float) -> float:
     """Return when to end the work of a pod's clients: never in the first half of its grace period.
 
-    `seen_at` is when its deletion was seen. For a grace period of 1 s it is that moment.
+    `seen_at` is when its deletion was seen.
 
     >>> drain_at(130.0, 100.0), drain_at(105.0, 100.0), drain_at(101.0, 100.0)
     (127.0, 102.5, 100.0)
@@ -48,12 +53,22 @@ def drain_at(killed_at: float, seen_at: float) -> float:
     return max(killed_at - DRAIN_S, seen_at + grace_s / 2)
 
 
+def pause_after(read_s: float) -> float:
+    """Return for how long the kubelet's list is not read again after it took this time.
+
+    >>> pause_after(0.01), pause_after(0.3), pause_after(60.0)
+    (0.1, 3.0, 5.0)
+    """
+    return min(READING_SHARE * read_s, MOST_PAUSE_S)
+
+
 class MpsWatch:
     def __init__(self, node: Node, enforcer: Mps) -> None:
         self.node = node
         self.enforcer = enforcer
+        self._killed_at: Mapping[PodUid, float] = {}
         self._deleted_at: dict[PodUid, float] = {}
-        """When the deletion of each pod was seen."""
+        self._looked = asyncio.Event()
 
     @property
     def entries(self) -> Sequence[CheckpointEntry]:
@@ -61,39 +76,55 @@ class MpsWatch:
 
     @property
     def servers(self) -> Iterable[Sequence[CheckpointEntry]]:
-        """The entries of each server."""
         by_server: dict[Hashable, list[CheckpointEntry]] = {}
         for entry in self.entries:
             by_server.setdefault(target_of(entry).server, []).append(entry)
         return by_server.values()
 
     async def drain_ending(self) -> None:
-        """Look at the kubelet's pods at intervals, and drain those that are killed soon."""
-        while True:
-            if self.enforcer.daemons is not None and self.entries:
-                await self.drain_once()
-            await self.node.clock.sleep(until_tick(LOOK_S))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_for_deletions())
+            group.create_task(self._drain_in_time())
 
-    async def drain_once(self) -> None:
+    async def _look_for_deletions(self) -> None:
+        clock = self.node.clock
+        while True:
+            began = clock.ticks()
+            if self.enforcer.daemons is not None and self.entries:
+                await self.look()
+            await clock.sleep(max(until_tick(LOOK_S), pause_after(clock.ticks() - began)))
+
+    async def _drain_in_time(self) -> None:
+        while True:
+            await self.node.wait(self._looked, LOOK_S)
+            if self.enforcer.daemons is not None:
+                await self.drain_due()
+
+    async def look(self) -> None:
         try:
-            pods = {pod.uid: pod for pod in await self.node.kubelet.list_pods()}
+            self._killed_at = await self.node.kubelet.list_ending()
         except LeaseholdError as error:  # the next look is soon
             logger.info("pods that end cannot be seen for MPS: %s", error)
-            return
         now = self.node.clock.now()
-        self._deleted_at = {
-            uid: self._deleted_at.get(uid, now) for uid, pod in pods.items() if pod.killed_at
-        }
-        due = {uid for uid in self._deleted_at if self._is_due(pods[uid], now)}
-        if not due:
-            self.enforcer.drained = frozenset()
-            return
-        for entry in self.entries:
-            if due.issuperset(entry.lease.users):
-                await self._drain(entry)
+        self._deleted_at = {pod: self._deleted_at.get(pod, now) for pod in self._killed_at}
+        self._looked.set()
 
-    def _is_due(self, pod: KubeletPod, now: float) -> bool:
-        return not pod.terminal and now >= drain_at(pod.killed_at, self._deleted_at[pod.uid])
+    async def drain_due(self) -> None:
+        now = self.node.clock.now()
+        due = {
+            pod
+            for pod, killed_at in self._killed_at.items()
+            if now >= drain_at(killed_at, self._deleted_at[pod])
+        }
+        ending = [
+            entry
+            for entry in self.entries
+            if entry.lease.users and due.issuperset(entry.lease.users)
+        ]
+        if not ending:
+            self.enforcer.drained = frozenset()
+        for entry in ending:
+            await self._drain(entry)
 
     async def _drain(self, entry: CheckpointEntry) -> None:
         target = target_of(entry)
@@ -113,7 +144,6 @@ class MpsWatch:
             logger.info("the GPU work of %d processes of %s is ended", len(clients), target)
 
     async def probe_servers(self) -> None:
-        """Probe all servers at intervals, and after a container has started again."""
         due = self.enforcer.probes_due
         while True:
             if self.enforcer.daemons is not None:
@@ -138,14 +168,10 @@ class MpsWatch:
                 self._open(targets[0])
 
     def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
-        """Return the entries whose processes end with those of a target."""
         return [entry for entry in self.entries if target_of(entry).server == target.server]
 
     async def _repair(self, entries: Sequence[CheckpointEntry], reason: str) -> None:
-        """Close the devices of a server and probe again; if that hangs, too, start it anew.
-
-        They open once a new client starts. On a busy node a single probe may be late.
-        """
+        """On a busy node a single probe may be late: a server is started anew if two hang."""
         target = target_of(entries[0])
         fault = cut(
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "

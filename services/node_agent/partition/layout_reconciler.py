@@ -1,11 +1,8 @@
 """Gives devices the MIG layouts of their leases, and finds the instances of containers.
 
-A device gets the layout of its newest lease as soon as that lease is known; the ledger allows only
-one layout per device. An instance is destroyed only after the kubelet has released its pod and the
-driver shows no process on it.
-
-A device that cannot be given a layout gets no new share, as each pod would fail. It is tried again
-until it, or a newer lease's layout, succeeds.
+An instance is destroyed only after the kubelet has released its pod and the driver shows no process
+on it. A device that cannot be given a layout gets no new share until it, or a newer lease's layout,
+succeeds.
 """
 
 import asyncio
@@ -66,7 +63,6 @@ class LayoutReconciler:
         self.list_device = list_device
         self.partitioner = partitioner
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
-        """As of the last discovery."""
         self._wake = asyncio.Event()
         node.on_devices.append(self._wake.set)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
@@ -95,10 +91,7 @@ class LayoutReconciler:
     async def instance_uuids(
         self, lease: Lease, container: str
     ) -> dict[tuple[DeviceUuid, int], str]:
-        """Return UUIDs by device and position, once the devices are partitioned.
-
-        Raises RequestError or UnavailableError with the reason if the container cannot have one.
-        """
+        """Raises RequestError or UnavailableError if the container cannot have an instance."""
         return {
             (share.device, share.mig.position): await self._instance(
                 lease, share, share.mig.position
@@ -130,10 +123,9 @@ class LayoutReconciler:
         return find_layout(share.mig, share.device, device)
 
     async def _wait_until_released(self, instance: str, pod: PodUid) -> None:
-        """Wait until the kubelet has released the pods that were given the instance before.
+        """A pod whose record is removed meanwhile has ended, whatever an old list shows.
 
-        A pod whose record is removed meanwhile has ended, whatever an old list shows. Raises
-        InUseError if one may still use it after `RELEASE_S`.
+        Raises InUseError after `RELEASE_S`.
         """
         until = self.node.clock.ticks() + RELEASE_S
         while self._holders(instance, pod):
@@ -155,10 +147,7 @@ class LayoutReconciler:
         ]
 
     async def _check_newest(self, lease: Lease, share: Share) -> None:
-        """Raise RequestError if a newer lease has given the device another layout.
-
-        The end of that lease may have been lost with the ledger: all leases are requested first.
-        """
+        """The end of a newer lease may have been lost with the ledger: all are requested first."""
         if self._find_newer(lease, share) is not None:
             await self.node.lease_sync.sync()
         newer = self._find_newer(lease, share)
@@ -313,10 +302,7 @@ class LayoutReconciler:
             await self.node.clock.sleep(RETRY_S)
 
     async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
-        """Return the UUIDs of instances whose pods the kubelet still lists.
-
-        While there are pods without a record on a device, all its instances may be in use.
-        """
+        """While there are pods without a record on a device, all its instances may be in use."""
         running = await self._running_pods()
         instances = await self._list(device)
         if self.node.checkpoint.lost or device in self.node.checkpoint.unrecorded:
@@ -344,9 +330,7 @@ class LayoutReconciler:
     async def _running_pods(self) -> dict[PodUid, str]:
         """Return the phase of each pod, or prepared claim, that may still use an instance.
 
-        A list of running containers may be 2 s old. A pod in a final phase has none, and its
-        instance may be another pod's by then; the same holds for an ended pod that an old list of
-        the kubelet still shows. Waits while the kubelet may be restarting.
+        An old list of the kubelet may still show ended pods. Waits while it may be restarting.
         """
         running: RunningPods | None = None
         while True:

@@ -1,7 +1,6 @@
-"""The agent's client of the partitioner: lists and changes MIG instances without privileges.
+"""The agent's client of the partitioner: lists and changes MIG instances.
 
-Without privileges the driver reports little about a device in MIG mode. While the partitioner is
-unreachable, its latest reply applies.
+While the partitioner is unreachable, its latest reply applies.
 """
 
 import asyncio
@@ -62,11 +61,7 @@ class RemotePartitioner:
         return await self._request(InstancesRequest(device), READ_TIMEOUT_S)
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances that a device has after all changes that were requested before.
-
-        A change goes on although its caller has given up: an instance that it still destroys must
-        not be given to a container.
-        """
+        """An instance that a change still destroys must not be given to a container."""
         request = InstancesRequest(device, after_changes=True)
         return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 

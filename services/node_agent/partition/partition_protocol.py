@@ -29,7 +29,7 @@ from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, Unava
 from shared.model.names import DeviceUuid
 
 MAX_LINE = 256 * 1024
-"""In bytes; about 100 times the size of a device's instances."""
+"""About 100 times the size of a device's instances."""
 ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("in use", InUseError),
     ("request", RequestError),
@@ -41,7 +41,7 @@ ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
 class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
     device: DeviceUuid
     after_changes: bool = False
-    """Changes that were requested before have ended."""
+    """After all changes that were requested before."""
 
 
 class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
@@ -75,10 +75,7 @@ class TimeSlicesRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class CheckMpsRequest(msgspec.Struct, tag=True, frozen=True):
-    """Whether daemons of MPS can be started, and which there are."""
-
     shared: bool = False
-    """About servers that containers share."""
 
 
 class EnsureMpsRequest(msgspec.Struct, tag=True, frozen=True):
@@ -128,7 +125,6 @@ class TimeSlicesReply(msgspec.Struct, tag=True, frozen=True):
 
 class MpsNodeReply(msgspec.Struct, tag=True, frozen=True):
     missing_reason: str
-    """Why no daemon can be started, or empty."""
     started: tuple[StartedDaemon, ...] = ()
 
 
@@ -138,7 +134,6 @@ class MpsReply(msgspec.Struct, tag=True, frozen=True):
 
 class MpsDoneReply(msgspec.Struct, tag=True, frozen=True):
     text: str = ""
-    """What was done."""
 
 
 class FailureReply(msgspec.Struct, tag=True, frozen=True):

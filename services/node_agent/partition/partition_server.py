@@ -1,8 +1,7 @@
 """The server of the partitioner, which changes GPUs for the unprivileged agent.
 
-It serves processes of one user, which the kernel identifies, on a Unix socket. It trusts no
-request: it queries the driver itself for the device's MIG mode and profiles, and the instances in
-use. It never changes a device's mode, and never destroys an instance that a process uses.
+It serves processes of one user, which the kernel identifies. It never changes a device's mode, and
+never destroys an instance that a process uses.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class PartitionServer:
-    """Serves one agent; a started change is finished even if the client disconnects."""
+    """A started change is finished even if the client disconnects."""
 
     def __init__(
         self,
@@ -222,10 +221,7 @@ class PartitionServer:
 
 
 def _order_of(request: DeviceRequest | LimitRequest) -> Hashable:
-    """Return what requests have in common that are carried out one after the other.
-
-    A container that starts does not wait until the limits of all other cgroups are listed.
-    """
+    """A container that starts does not wait until the limits of all other cgroups are listed."""
     match request:
         case SetLimitRequest(target) | GetLimitRequest(target) | ClearLimitRequest(target):
             return target.device, target.pod

@@ -25,10 +25,7 @@ def rebuild_entries(
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
 ) -> list[CheckpointEntry]:
-    """Return an entry for each container, and each claim's request, with devices and a lease.
-
-    Ended init containers, and containers before Allocate, have no devices.
-    """
+    """Ended init containers, and containers before Allocate, have no devices."""
     entries: list[CheckpointEntry] = []
     live: dict[tuple[str, str], Lease | None] = {
         (pod.namespace, pod.name): leases.get(pod.uid) for pod in pods if not pod.terminal
@@ -84,10 +81,7 @@ def unrecorded_holders(
     pods: Iterable[KubeletPod],
     pod_resources: PodResources,
 ) -> dict[DeviceUuid, tuple[str, ...]]:
-    """Return, by device, the running pods with device IDs of ours and no entry.
-
-    An agent whose records were lost gave them out, for leases that were lost too.
-    """
+    """An agent whose records were lost gave the devices out, for leases that were lost too."""
     live = {(pod.namespace, pod.name) for pod in pods if not pod.terminal}
     recorded = {entry.place for entry in entries}
     uuids: dict[DeviceUuid, set[str]] = {}

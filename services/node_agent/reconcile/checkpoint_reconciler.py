@@ -32,7 +32,7 @@ class CheckpointReconciler:
         self.pods = pods
         self.mig = mig
         self.serves_claims = serves_claims
-        """Whether the kubelet calls when a claim ends; otherwise PodResources show it."""
+        """The kubelet calls when a claim ends; otherwise PodResources show it."""
         self.over: Set[PodUid] = frozenset()
         """The kubelet's list is old, and shows them as live."""
         self._unseen: Mapping[PodUid, str] = {}
@@ -56,11 +56,7 @@ class CheckpointReconciler:
             logger.warning("the checkpoint was rebuilt with %d entries", len(lost))
 
     async def remove_ended(self) -> None:
-        """Forget pods that have ended, and remove their files.
-
-        Only lists pods until the leases have been synced: a kubelet that has just started shows
-        nothing of pods that run.
-        """
+        """A starting kubelet shows no running pods: forget none before the first sync."""
         if not self.leases.synced:
             await self.pods.list_pods()
             return
@@ -78,12 +74,7 @@ class CheckpointReconciler:
         await self.node.enforcers.end(live, None if self.checkpoint.lost else mounted)
 
     async def forget_ended(self) -> tuple[KubeletPod, ...]:
-        """Forget pods that have ended; return the kubelet's pods.
-
-        PodResources and the runtime are queried only if a pod may have ended by the list and the
-        leases, or may have devices without an entry. Raises UnavailableError if the pods cannot be
-        listed.
-        """
+        """Return the kubelet's pods. Raises UnavailableError if they cannot be listed."""
         entries = self.checkpoint.entries
         try:
             pods = await self.pods.list_pods()
@@ -138,10 +129,9 @@ class CheckpointReconciler:
         )
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
-        """Return the pods whose last container has ended, as the kubelet shows it.
+        """End the leases of pods whose last container has ended, and return these pods.
 
-        Their leases end, too: a busy kubelet may call Allocate for a pod that was deleted
-        meanwhile.
+        A busy kubelet may call Allocate for a pod that was deleted meanwhile.
         """
         running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         if not running.issuperset(pods):
@@ -152,7 +142,7 @@ class CheckpointReconciler:
     async def _instances(
         self, pod_resources: PodResources
     ) -> Mapping[DeviceUuid, Sequence[MigInstance]]:
-        """List MIG instances if a pod with devices may have one: the driver may not respond."""
+        """The driver may not respond: it is queried only if a pod may have an instance."""
         holders = {(holding.namespace, holding.name) for holding in pod_resources.holdings}
         holders |= {(claim.namespace, claim.claim) for claim in pod_resources.claims}
         leases = self.leases.leases.values()

@@ -1,8 +1,6 @@
 """What pods that have ended still hold: the agent's records beyond the ledger's leases.
 
-A process may outlive its container, for example in uninterruptible sleep on a sick GPU, when the
-ledger has freed what it holds. So the agent reports it, and the ledger places nothing there until
-both agree.
+A process may outlive its container, for example in uninterruptible sleep on a sick GPU.
 """
 
 import contextlib
@@ -77,7 +75,7 @@ class Leftovers:
         return len(self._shown.keys() | self._pids.keys())
 
     def note_vanished(self, running: Iterable[PodUid]) -> None:
-        """Note that the API server no longer has these pods, and that they may still run here."""
+        """The API server no longer has these pods; they may still run here."""
         ticks = self.node.clock.ticks()
         now = self.node.clock.now()
         for pod in running:

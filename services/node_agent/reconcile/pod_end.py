@@ -1,9 +1,8 @@
 """Whether a pod of the node has ended, by everything that the agent sees of it; pure.
 
-The kubelet's list repeats what it reads from the API server: after an outage, and while the kubelet
-admits another pod, one that ended long ago may be listed as running. PodResources list nothing at
-first after a restart of the kubelet. The ledger may have lost a lease. Processes are always true,
-but a container that waits for its restart has none.
+The kubelet may list one that ended long ago as running. PodResources list nothing at first after a
+restart of the kubelet. The ledger may have lost a lease. A container that waits for its restart has
+no process.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ class PodEnd(StrEnum):
 
 
 class KubeletListing(StrEnum):
-    """One that does not respond lists none."""
+    """A kubelet that does not respond lists none."""
 
     LIVE = "live"
     TERMINAL = "terminal"
@@ -81,7 +80,7 @@ class NodeObservation:
 def ends_of_pods(
     entries: Iterable[CheckpointEntry], sight: NodeObservation, leases: KnownLeases
 ) -> Mapping[PodUid, PodEnd]:
-    """Return what is known of each recorded pod; claims end by the kubelet's call."""
+    """Claims end by the kubelet's call."""
     by_pod: dict[PodUid, list[CheckpointEntry]] = {}
     for entry in entries:
         if entry.allocation.lease.claim is None:
@@ -109,10 +108,7 @@ def _listed(pod: KubeletPod | None) -> KubeletListing:
 
 
 def _has_processes(uid: PodUid, pod: KubeletPod | None, running: RunningPods | None) -> bool:
-    """Return whether the pod has processes: if it is terminal, in one of its containers.
-
-    A terminal pod's sandbox is removed a little later.
-    """
+    """Of a terminal pod the sandbox does not count."""
     containers = running.processes.get(uid, frozenset()) if running is not None else frozenset()
     if pod is not None and pod.terminal:
         return not pod.container_ids.keys().isdisjoint(containers)
@@ -125,10 +121,10 @@ def _holds(
     *,
     others: Iterable[tuple[str, str]],
 ) -> bool | None:
-    """Return whether PodResources show the pod's devices; they name no pod by its UID.
+    """PodResources name no pod by its UID; devices of `others` with the name do not count.
 
-    `others` are names of other pods, whose devices do not count. Devices of init containers are not
-    shown, so that a pod with no others counts as long as it is listed as active.
+    Devices of init containers are not shown, so that a pod with no others counts as long as it is
+    listed as active.
     """
     if pod_resources is None:
         return None

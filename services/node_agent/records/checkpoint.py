@@ -44,11 +44,7 @@ class CheckpointFile:
 
 
 class Checkpoint:
-    """Entries by pod, container and resource, and the newest fence honoured for each slot.
-
-    For example, `await checkpoint.save(entry, devices=snapshot.devices)` before the kubelet gets
-    its reply.
-    """
+    """Entries by pod, container and resource, and the newest fence honoured for each slot."""
 
     def __init__(self, path: Path, node: str) -> None:
         self.path = path
@@ -57,13 +53,11 @@ class Checkpoint:
         self.fences: dict[str, Fence] = {}
         self.devices: tuple[Device, ...] = ()
         self.lost = False
-        """It must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
-        """Pods without an entry."""
         self.changing = HolderLocks()
-        """Held while the entries of a pod, or of a claim, and what limits it change together."""
+        """Held while entries, and what limits their containers, change together."""
         self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
-        """In Unix time (s), and whether to start the container."""
+        """Unix seconds, and whether to start the container."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()
@@ -71,7 +65,7 @@ class Checkpoint:
         self._newest = 0
 
     async def load(self) -> None:
-        """Read the file; a damaged or foreign one is moved aside, never overwritten.
+        """Move a damaged or foreign file aside; never overwrite it.
 
         Raises UnavailableError if it can be neither read nor moved.
         """
@@ -89,8 +83,8 @@ class Checkpoint:
         """Record an allocation; it is on disk when this returns.
 
         With `devices`, all allocations together must fit on them: raises OvercommitError naming the
-        holders of a device that would be given out twice. Raises UnavailableError if the entry
-        cannot be written. After an error nothing is recorded.
+        holders. Raises UnavailableError if the entry cannot be written. After an error nothing is
+        recorded.
         """
         async with self._writing:
             if devices is not None:
@@ -113,10 +107,7 @@ class Checkpoint:
             await self._add(entries)
 
     async def record_devices(self, devices: Iterable[Device]) -> None:
-        """Record the devices, so that a missing one is noticed after a restart.
-
-        Raises UnavailableError if they cannot be written. A lost file is rebuilt first.
-        """
+        """Raises UnavailableError if they cannot be written. A lost file is rebuilt first."""
         facts = tuple(replace(device, healthy=True, fault="", links={}) for device in devices)
         if self.lost or facts == self.devices:
             return
@@ -129,10 +120,7 @@ class Checkpoint:
                 await self._write(self.by_key, self.fences, self.devices)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Remove entries of ended pods; fences stay.
-
-        Raises UnavailableError if that cannot be written.
-        """
+        """Raises UnavailableError if that cannot be written."""
         ended = set(pods)
         async with self._writing:
             if not ended.intersection(key[0] for key in self.by_key):
@@ -154,7 +142,6 @@ class Checkpoint:
 
     @property
     def reported(self) -> tuple[Allocation, ...]:
-        """The newest allocation of each lease: it has all containers' shares."""
         by_version = sorted(self.allocations, key=lambda allocation: allocation.lease.version)
         return tuple({allocation.pod: allocation for allocation in by_version}.values())
 
@@ -198,10 +185,9 @@ class Checkpoint:
         }
 
     def starts_due(self, now: float) -> bool:
-        """Return whether the kubelet is soon to call PreStartContainer, or to get its reply.
+        """Whether the kubelet is soon to call PreStartContainer, or to get its reply.
 
-        It calls once the pod's sandbox exists, some time after Allocate. If the plugin is gone by
-        then, the container fails, and the kubelet tries again only after 10 s.
+        If the plugin is gone by then, the container fails.
         """
         return any(
             now < at + (REPLY_S if starts else START_S) for at, starts in self._called_at.values()

@@ -1,4 +1,4 @@
-"""Content of the checkpoint: an entry for each allocation, a fence for each slot; pure."""
+"""Content of the checkpoint; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ class Fence:
 
 
 def slot_key(share: Share, pod: PodUid) -> str:
-    """Return the key under which fences only rise: of a slot or, without one, of the pod."""
     slot = pod if share.slot is None else str(share.slot)
     return f"{share.device}/{slot}"
 
@@ -31,7 +30,7 @@ def device_of_key(key: str) -> DeviceUuid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrunkLease:
-    """A smaller lease whose limits a container has already; the ledger may not have it yet."""
+    """Limits that a container has already; the ledger may not have the lease yet."""
 
     resize_id: str
     lease: Lease
@@ -41,7 +40,7 @@ class ShrunkLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """An allocation with its setup: a repeated call gets the same reply."""
+    """A repeated call gets the same reply."""
 
     allocation: Allocation
     setup: ContainerSetup

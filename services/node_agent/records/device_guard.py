@@ -36,8 +36,7 @@ def check_room(
     """Raise OvercommitError if a device is missing, or has no room beside its other pods.
 
     Entries of these containers are replaced. Nothing more is given out of a device with
-    `unrecorded` pods. For example, with 10,000 of 15,360 MiB recorded, a container with 6,000 MiB
-    is refused.
+    `unrecorded` pods.
     """
     pod = lease.pod
     wanted = {share.device for name in containers for share in lease.shares_of(name)}
@@ -86,10 +85,7 @@ def _name(holder: Lease | Allocation) -> str:
 def _shares_by_pod(
     entries: Iterable[CheckpointEntry], lease: Lease | None = None, containers: Iterable[str] = ()
 ) -> dict[PodUid, tuple[Share, ...]]:
-    """Return what pods hold; a container with two resources counts once.
-
-    `containers` of the lease's pod have what the lease gives them.
-    """
+    """A container with two resources counts once; `containers` have what `lease` gives them."""
     leases: dict[PodUid, dict[str, Lease]] = {}
     for entry in entries:
         leases.setdefault(entry.allocation.pod, {})[entry.allocation.container] = entry.lease
@@ -168,11 +164,7 @@ def with_leftovers(
     vanished: Mapping[PodUid, float],
     pids: Mapping[PodUid, tuple[int, ...]],
 ) -> tuple[Device, ...]:
-    """Return devices as they are reported, with what pods hold `beyond` their leases.
-
-    `vanished` are deleted pods that have their leases, and `pids` the processes of all of them;
-    times are in Unix seconds.
-    """
+    """`vanished` are deleted pods that have their leases; times are in Unix seconds."""
     if not (beyond or vanished):
         return tuple(devices)
     holders = {entry.allocation.pod: entry.allocation for entry in entries}
@@ -284,7 +276,6 @@ def _amounts(shares: Sequence[Share], device: Device) -> str:
 def check_open(
     shares: Iterable[Share], devices: Mapping[DeviceUuid, Device], closed: Mapping[DeviceUuid, str]
 ) -> None:
-    """Raise RequestError if a device is closed, or not healthy: a kubelet refuses that, too."""
     for share in shares:
         device = devices.get(share.device)
         fault = device.fault if device is not None and not device.healthy else ""
@@ -295,7 +286,6 @@ def check_open(
 def close_unrecorded(
     devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
 ) -> tuple[Device, ...]:
-    """Return devices with `unrecorded` pods as unhealthy: the agent refuses further pods there."""
     return close_devices(
         devices,
         {
@@ -310,11 +300,7 @@ def close_unrecorded(
 def close_exceeded(
     devices: Collection[Device], leases: Iterable[Lease]
 ) -> tuple[tuple[Device, ...], frozenset[DeviceUuid]]:
-    """Return devices as they are reported, and those whose leases exceed their memory.
-
-    A device has less memory than before, for example after its ECC mode or the driver changed. Its
-    containers go on; it gets no new share, not even one without memory, until its leases fit.
-    """
+    """A device's memory may be less than before, after the ECC mode or the driver changed."""
     leased: Counter[DeviceUuid] = Counter()
     for lease in leases:
         for booking in bookings(lease.shares):
@@ -351,7 +337,6 @@ def held_slots(
 
 
 def share_holders(entries: Iterable[CheckpointEntry], leases: Iterable[Lease]) -> set[str]:
-    """Return the pods and claims that hold more than MIG instances, by namespace and name."""
     return {
         _name(lease)
         for lease in (*(entry.lease for entry in entries), *leases)

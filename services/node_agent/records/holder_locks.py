@@ -9,13 +9,10 @@ from shared.model.names import PodUid
 
 
 class HolderLocks:
-    """For example, `async with locks.hold(entry.allocation.pod)` around a change of its entry."""
-
     def __init__(self) -> None:
         self._locks = WeakValueDictionary[PodUid, asyncio.Lock]()
 
     def is_held(self, holder: PodUid) -> bool:
-        """Return whether a caller holds it, or waits for it."""
         return holder in self._locks
 
     @asynccontextmanager
@@ -25,10 +22,7 @@ class HolderLocks:
 
     @asynccontextmanager
     async def hold_free(self, holders: Set[PodUid]) -> AsyncIterator[Set[PodUid]]:
-        """Hold the locks that are free, and yield their holders; if none is, wait for one.
-
-        Whoever waits has no lock meanwhile, so that a caller takes the rest in a next round.
-        """
+        """If none is free, wait for one; a caller takes the rest in a next round."""
         free = {holder for holder in holders if not self.is_held(holder)}
         taken = free or set(sorted(holders)[:1])
         async with AsyncExitStack() as stack:

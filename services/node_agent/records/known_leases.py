@@ -1,7 +1,7 @@
 """The leases of this node that the agent knows; pure.
 
 Updates may arrive twice, late, or never: a lease with a lower version than one already seen changes
-nothing, and ended leases are remembered long enough for that.
+nothing.
 """
 
 import math
@@ -16,17 +16,15 @@ TERMINATED = (math.inf, math.inf)
 
 
 class KnownLeases:
-    """The newest known lease of each pod.
+    """A pod's leases follow one another in `created_at`, and the states of one lease in `version`.
 
-    A pod's leases follow one another in `created_at`, and the states of one lease in `version`; the
-    clocks of two placers may differ, so a higher version is newer whatever its `created_at`.
+    The clocks of two placers may differ, so a higher version is newer whatever its `created_at`.
     """
 
     def __init__(self, node: NodeName, *, synced: bool = False) -> None:
         self.node = node
         self.leases: dict[PodUid, Lease] = {}
         self.ended: dict[PodUid, tuple[float, float]] = {}
-        """Creation and version, in the order of updates."""
         self.revision = 0
         self.synced = synced
         self._revisions: dict[PodUid, int] = {}
@@ -54,9 +52,9 @@ class KnownLeases:
     def observe_reply(self, leases: Iterable[Lease], *, since: int) -> None:
         """Apply leases as the ledger has them, requested at revision `since`.
 
-        They replace what was known before the request, also with a lower version: the ledger may
-        have lost a later lease or its end, and have written this one again. A pod that has
-        terminated stays ended, and a lease keeps a later size.
+        They replace what was known before, also with a lower version: the ledger may have lost a
+        later lease or its end. A pod that has terminated stays ended, and a lease keeps a later
+        size.
         """
         for lease in leases:
             current = self.leases.get(lease.pod)
@@ -68,10 +66,7 @@ class KnownLeases:
             self._observe(lease)
 
     def end(self, pods: Iterable[PodUid]) -> None:
-        """End the leases of pods that have terminated, whatever is received about them later.
-
-        A claim that is not prepared may get a later lease, or the same one by `observe_reply`.
-        """
+        """A claim that is not prepared may get a later lease, or the same by `observe_reply`."""
         for pod in pods:
             lease = self.leases.get(pod)
             stamp = TERMINATED
@@ -94,22 +89,19 @@ class KnownLeases:
             records.pop(pod, None)
 
     def has_ended(self, lease: Lease) -> bool:
-        """Whether the lease has ended, and not only an earlier one of its pod."""
+        """False if only an earlier lease of the pod has ended."""
         created_at, version = self.ended.get(lease.pod, (-1.0, -1))
         return lease.created_at <= created_at and lease.version <= version
 
     def may_hold(self, pod: PodUid) -> bool:
-        """Whether the pod may have a lease; before the first sync any pod may."""
+        """Before the first sync any pod may hold a lease."""
         return pod in self.leases or not (self.synced or pod in self.ended)
 
     def find(self, pod: PodUid) -> Lease | None:
         return self.leases.get(pod)
 
     def sync(self, listed: Iterable[Lease], *, since: int) -> None:
-        """Apply the complete list of the node's leases, requested at revision `since`.
-
-        A lease that was known before the request, and is not in the list, has ended.
-        """
+        """A lease that was known at revision `since`, and is not in the list, has ended."""
         complete = tuple(listed)
         self.synced = True
         self.observe_reply(complete, since=since)
@@ -120,8 +112,5 @@ class KnownLeases:
 
 
 def was_resized(lease: Lease, earlier: Lease) -> bool:
-    """Whether it is the earlier lease, resized.
-
-    Its version may be lower: the ledger may have lost writes unnoticed.
-    """
+    """The ledger may have lost writes unnoticed: a later size may have a lower version."""
     return lease.created_at == earlier.created_at and lease.resized_at > earlier.resized_at

@@ -20,20 +20,20 @@ class LeaseSync:
         self._bus = bus
 
     async def sync(self, *, timeout_s: float = REPLY_S) -> None:
-        """Request the complete list; a known lease that is missing from it has ended."""
+        """A known lease that is missing from the reply has ended."""
         since = self.leases.revision
         reply = await self._request(LeasesRequest(node=self.node), timeout_s)
         self.leases.sync(reply.leases, since=since)
 
     async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
-        """Request and return the leases of some pods, or of all. None ends by it."""
+        """Without pods, request all. None ends by it."""
         since = self.leases.revision
         reply = await self._request(LeasesRequest(node=self.node, pods=pods), timeout_s)
         self.leases.observe_reply(reply.leases, since=since)
         return reply.leases
 
     async def fetch_claim(self, claim: LeaseHolder) -> tuple[Lease, ...]:
-        """Request the lease of a claim that is to be prepared; one that was lost is restored."""
+        """A claim's lease that was lost is restored."""
         since = self.leases.revision
         reply = await self._request(ClaimRestoreRequest(node=self.node, claim=claim), REPLY_S)
         self.leases.observe_reply(reply.leases, since=since)

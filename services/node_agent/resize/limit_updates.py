@@ -1,12 +1,7 @@
 """Limits of running containers: raised after their lease, lowered before it.
 
-A binder requests that a limit is raised after it has written the copy of the lease: a rebuild of
-the ledger restores no more than that.
-
-Limits are in the checkpoint before they are in the region, so that they survive a restart of the
-agent and of the container. A limit that was lowered for a lease that did not change is raised
-again, once no binder can change the lease any more and the ledger has confirmed it. It stays if the
-ledger has lost the lease.
+A limit that was lowered for a lease that did not change is raised again, once no binder can change
+the lease any more and the ledger has confirmed it. It stays if the ledger has lost the lease.
 """
 
 import asyncio
@@ -115,11 +110,7 @@ class LimitUpdater:
         return LimitsReply(applied=True)
 
     async def _follow(self, requested: Lease | None = None) -> dict[tuple[PodUid, str, str], str]:
-        """Update entries and regions to the known leases; to a larger one where it is requested.
-
-        Returns by entry why its device cannot hold more. The known lease may be newer than the
-        requested one: the ledger may have lost it, and have given the same size again.
-        """
+        """Return by entry why its device cannot hold more."""
         node = self.node.snapshot
         refused = {}
         if node is None:
@@ -148,11 +139,9 @@ class LimitUpdater:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
     async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> str:
-        """Record other limits, then set them; return why not, or an empty text.
+        """Return why limits are not set, or an empty text.
 
-        Larger ones are left out, and logged, if a device cannot hold them beside other pods, or if
-        they are not set. Smaller ones stay recorded: they are set as soon as less is in
-        use.
+        Smaller ones stay recorded: they are set as soon as less is in use.
         """
         node = self.node.snapshot
         grows = node is not None and is_larger(entry, before)
@@ -172,7 +161,7 @@ class LimitUpdater:
         return ""
 
     async def _write(self, entry: CheckpointEntry) -> str:
-        """Set the limits of a running container; return why that is not possible, or nothing.
+        """Return why limits cannot be set, or nothing.
 
         Those that cannot be set at once follow when the container starts again.
         """
@@ -219,11 +208,7 @@ class LimitUpdater:
         return any(enforcer.is_exact for enforcer in self.node.enforcers.of(entry))
 
     async def _lower_exact(self, lowered: Sequence[CheckpointEntry]) -> None:
-        """Set smaller limits before they are recorded where that is possible, or none.
-
-        Raises ShortageError if the driver does not, as more is in use: the library's limits then
-        stay as well.
-        """
+        """Raises ShortageError if the driver does not set limits, as more is in use."""
         limited = [entry for entry in lowered if self._is_exact(entry)]
         try:
             for entry in limited:
@@ -256,7 +241,7 @@ class LimitUpdater:
         check_use(entry, region, seed, measured.get(key), living)
 
     async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
-        """Restore limits of a resize that did not happen, unless other pods have what was free."""
+        """Other pods may have what was free: then the limits stay."""
         refused = ""
         async with self.checkpoint.changing.hold(pod):
             for entry in self._entries_of(pod):
@@ -296,11 +281,7 @@ class LimitUpdater:
         await self._follow()
 
     async def _keep_lowered(self, pod: PodUid, lowered: ShrunkLease, *, resized_at: float) -> None:
-        """Record lowered limits as those of the allocation: the ledger has lost their lease.
-
-        It restores the lease as recorded here, also in place of one that was resized earlier; the
-        rest of the device may be in use.
-        """
+        """The ledger has lost the lease, and restores it as recorded here."""
         lease = structs.replace(lowered.lease, resized_at=resized_at)
         async with self.checkpoint.changing.hold(pod):
             for entry in self._entries_of(pod):

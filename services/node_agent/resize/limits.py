@@ -25,16 +25,13 @@ class ShortageError(RequestError):
         super().__init__(reason)
         self.used_mib = used_mib
         self.may_follow = may_follow
-        """The driver keeps a larger limit, whatever is in use, and may set this one later."""
+        """The driver may set this limit later, whatever is in use."""
 
 
 def follow_lease(
     entry: CheckpointEntry, lease: Lease, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with new limits, or None without a change.
-
-    Raises RequestError if the lease cannot be enforced on the container.
-    """
+    """Return None without a change. Raises RequestError if the lease cannot be enforced."""
     allocation = entry.allocation
     is_newer = lease.version > entry.lease.version or was_resized(lease, entry.lease)
     if lease.pod != allocation.pod or not is_newer:
@@ -57,12 +54,7 @@ def follow_lease(
 def lower_limits(
     entry: CheckpointEntry, lease: Lease, resize_id: str, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with the smaller limits of its lease and another, or None without a change.
-
-    Nothing becomes larger: the ledger has not decided yet. The limits stay if the ledger's lease is
-    larger than they could become. Raises RequestError if the lease cannot be enforced on the
-    container.
-    """
+    """Return None without a change. Raises RequestError if the lease cannot be enforced."""
     container = entry.allocation.container
     before = entry.allocation.lease
     if list(map(_place, before.shares)) != list(map(_place, lease.shares)):
@@ -104,10 +96,7 @@ def _smaller(old: Share, new: Share) -> Share:
 
 
 def _setup(entry: CheckpointEntry, lease: Lease, node: NodeSnapshot) -> ContainerSetup:
-    """Return a container's setup with the limits of another lease.
-
-    All else stays: a running container keeps its mounts and the path of its region.
-    """
+    """A running container keeps its mounts and the path of its region."""
     container = entry.allocation.container
     if any(share.mig for share in lease.shares_of(container)):
         return entry.setup
@@ -132,10 +121,9 @@ def check_use(
 ) -> None:
     """Raise ShortageError if a limit would be below the memory in use.
 
-    `living` has the PIDs of the container's processes in its own namespace, if known. HAMi-core
-    compares ended processes with the limit too, but nothing without a process. The larger of the
-    region's and the driver's amounts counts. The driver includes contexts and code, which HAMi-core
-    leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
+    `living` has the PIDs of the container's namespace, if known. HAMi-core compares ended processes
+    with the limit too. The driver includes contexts and code, which HAMi-core leaves out:
+    `UNCOUNTED_BYTES` of each process are subtracted.
     """
     container = entry.allocation.container
     shares = shares_by_index(entry.allocation.lease, container)
@@ -161,10 +149,9 @@ def check_use(
 
 
 def excess_requests(entries: Iterable[CheckpointEntry]) -> dict[str, int]:
-    """Return, by resource in node status, how much more pods request than their containers have.
+    """A kubelet admits by requests, which do not change.
 
-    A kubelet admits by requests, which do not change: without this it would refuse pods that get
-    what shrunk leases have freed.
+    Without this it would refuse pods that get what shrunk leases have freed.
     """
     total: dict[str, int] = {}
     for entry in {entry.key[:2]: entry for entry in entries}.values():

@@ -1,6 +1,6 @@
 """Sets the length of a GPU's time slices by nvidia-smi, since NVML has no call for it.
 
-`nvidia-smi compute-policy --help` describes it; the driver must be R455 or newer.
+The driver must be R455 or newer.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,15 +14,13 @@ from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
 SetTimeSlices = Callable[[DeviceUuid, Interval], Awaitable[None]]
-"""Sets those of a GPU. Raises RequestError for one that has none, or UnavailableError, with what to
-do, if the driver does not confirm it in time."""
+"""Raises RequestError for a GPU without time slices, or UnavailableError, with what to do."""
 PROGRAM = "nvidia-smi"
 SET_S = 10.0
 """Time limit of nvidia-smi: it takes 1 s or less, unless the driver has to be loaded first."""
 REPLY_S = 20.0
 """Time limit of the partitioner's reply: longer than that of nvidia-smi, and of its end."""
 OUTPUT_LENGTH = 200
-"""Characters of what nvidia-smi prints, in a message."""
 NO_PARTITIONER = (
     "the node agent has no partitioner, which sets them by nvidia-smi: add the component mig, mps "
     "or memory-limits, or leave the interval out of the claim"
@@ -55,8 +53,6 @@ class SliceSetter:
 
 
 class RemoteSliceSetter:
-    """The partitioner's, for an agent without privileges."""
-
     def __init__(self, socket: Path) -> None:
         self.socket = socket
 

@@ -1,4 +1,4 @@
-"""Keeps the time slices of GPUs as long as leases ask for, and of the default length without one.
+"""Keeps the time slices of GPUs as long as leases ask for.
 
 The driver forgets their length when the node reboots, so a new agent sets it again.
 """
@@ -35,26 +35,21 @@ class TimeSlices:
         """None if nothing may set them."""
         self.file = file
         self._changed: frozenset[DeviceUuid] | None = None
-        """GPUs whose slices may have another length than the default, as in the file; None until
-        that is read."""
+        """GPUs whose slices may have another length than the default; None until the file is
+        read."""
         self._set: dict[DeviceUuid, Interval] = {}
-        """By this process."""
         self._faults: dict[DeviceUuid, str] = {}
         self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
         self._writing = asyncio.Lock()
 
     async def ensure(self, devices: Iterable[DeviceUuid]) -> None:
-        """Set the length that the leases of these GPUs ask for, if it is another one now.
-
-        Raises UnavailableError or RequestError, with what to do, if it is not set.
-        """
+        """Raises UnavailableError or RequestError, with what to do, if the length is not set."""
         for device in devices:
             if not await self._is_set(device):
                 async with self._locks.setdefault(device, asyncio.Lock()):
                     await self._set_wanted(device)
 
     async def settle(self) -> None:
-        """Set what differs on the node's GPUs; report what fails once, and try again next time."""
         concerned = await self._read_changed() | self._wanted().keys()
         for device in self.node.devices:
             if device.uuid not in concerned or device.mode is DeviceMode.MIG:
@@ -75,7 +70,7 @@ class TimeSlices:
         self._faults[device] = fault
 
     def _wanted(self) -> dict[DeviceUuid, Interval]:
-        """Return what leases ask for, of what the kubelet was given: of each GPU they agree."""
+        """The leases of a GPU agree."""
         return {
             device: interval
             for entry in self.node.checkpoint.entries

@@ -26,17 +26,15 @@ class AttributedProcess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
     leased: tuple[AttributedProcess, ...]
-    """Their containers lease the device they use."""
     unleased: tuple[AttributedProcess, ...]
     unattributed: int
 
 
 def attribute_processes(scan: Scan) -> Attribution:
-    """Find the container of each process; one without an origin has ended and is skipped.
+    """A process without an origin has ended and is skipped.
 
     A process on a device of which its container has no share uses a ResourceClaim of its pod. If
-    several requests have shares of the device, the container's is not known. A pod that has the
-    device by a claim without a lease has administrative access.
+    several requests have shares of the device, the container's is not known.
     """
     names_by_pod = _by_pod(container.key for container in scan.containers)
     by_pod = _by_pod((uid, container) for container in scan.containers for uid in container.pods)
@@ -102,10 +100,9 @@ def living_pids(
     origins: Iterable[ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
 ) -> dict[ContainerKey, frozenset[int]]:
-    """Return the PIDs of each container's processes in its own namespace.
+    """A process of an unknown container counts for each of its pod's.
 
-    `users` are the pods of each container, or of each request of a claim. A process of an unknown
-    container counts for each of its pod's, and every process for all claims of its pod.
+    Every process counts for all claims of its pod.
     """
     names_by_pod = _by_pod(users)
     by_pod = _by_pod((uid, key) for key, uids in users.items() for uid in uids)

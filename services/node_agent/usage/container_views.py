@@ -18,7 +18,6 @@ from shared.model.names import Namespace
 logger = logging.getLogger(__name__)
 
 MOST_READ = 64
-"""A kubelet starts fewer within one scan."""
 MOST_READ_AGAIN = 8
 READ_AGAIN_S = 300.0
 """A container can get devices later, by a program with privileges on the node."""
@@ -27,7 +26,6 @@ STARTING_S = 60.0
 LABELS_AGAIN_S = 60.0
 """Interval of readings of a namespace's labels, by which administrators exempt its pods."""
 MOST_LABELS = 16
-"""Namespaces that one look reads from the API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +46,7 @@ class ContainerViews:
         return len(self._readings)
 
     def look(self, now: float) -> tuple[ContainerDevices, ...]:
-        """Return the containers that may open a GPU; `now` is in seconds of a steady clock.
-
-        Raises OSError if a directory cannot be read.
-        """
+        """`now` is in seconds of a steady clock. Raises OSError if a directory cannot be read."""
         bundles = list_bundles(self.directories)
         fresh = _Reading(now, float("-inf"), None)
         self._readings = {name: self._readings.get(name, fresh) for name in bundles}
@@ -104,7 +99,7 @@ class ExemptNamespaces:
         self._labels: dict[Namespace, tuple[float, bool]] = {}
 
     async def among(self, namespaces: Iterable[Namespace], now: float) -> frozenset[Namespace]:
-        """Return the namespaces that are exempt, or of which that is not known yet.
+        """Include namespaces that are not known yet.
 
         Raises LeaseholdError if the API server does not respond, or denies access.
         """

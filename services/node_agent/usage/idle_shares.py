@@ -1,8 +1,7 @@
-"""When each leased share was last used, and the file by which an agent's successor knows it.
+"""When each leased share was last used.
 
-A share is used when a process of its container computes on the device, launches a kernel, or takes
-or frees memory there, not when it only holds memory. A moment at which use could not be observed
-counts as use, so that no share is called idle for want of a measurement.
+A share is not used by a process that only holds memory. A moment at which use could not be observed
+counts as use.
 """
 
 import asyncio
@@ -95,7 +94,7 @@ def _is_in_use(share: MeasuredShare, before: LastUse | None, kernels: float | No
 
 
 def _kernel_time(measured: MeasuredContainer) -> float | None:
-    """Return when the container launched its last kernel, 0 for never, None if it is not known."""
+    """Return 0 for never, None if it is not known."""
     region = measured.region
     if not isinstance(region, Region) or not region.layout.has_last_kernel:
         return None

@@ -23,15 +23,13 @@ Regions = Mapping[ContainerKey, Region | InvalidRegion | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedContainer:
-    """A container that leases shares, or what all containers with a request of a claim share."""
-
     lease: Lease
     name: str
     region_path: PurePath | None = None
     seed: RegionSeed | None = None
     instances: tuple[str, ...] = ()
     allocated_at: float = 0.0
-    """In Unix seconds, or 0."""
+    """Unix seconds, or 0."""
 
     def instance_of(self, share: Share) -> str:
         mig_shares = (
@@ -67,7 +65,7 @@ class Scan:
     regions: Regions
     devices: Sequence[DeviceSample]
     origins: Mapping[int, ProcessOrigin]
-    """By PID on the node, without processes that ended since the driver listed them."""
+    """By PID on the node."""
     pods: Mapping[PodUid, KubeletPod]
     complete: bool
     """Otherwise `containers` may lack leases, and no process counts as unleased."""
@@ -86,7 +84,6 @@ class Scan:
 def leased_containers(
     entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease], *, complete: bool
 ) -> tuple[LeasedContainer, ...]:
-    """Return the allocated containers; if `leases` is `complete`, without ended leases."""
     containers: dict[ContainerKey, LeasedContainer] = {}
     for entry in entries:
         allocation = entry.allocation

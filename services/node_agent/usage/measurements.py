@@ -52,16 +52,15 @@ class MeasuredShare:
 class UnidentifiedProcess:
     """A process that HAMi-core did not find among the driver's, or took another one for it.
 
-    The library compares the driver's lists from before and after it makes a context: processes of
-    other containers that start at that moment mislead it. Then it limits the cores by the usage of
-    another process, or not at all, and does not count the memory of the context.
+    Processes of other containers that start when it makes a context mislead the library. Then it
+    limits the cores by the usage of another process, or not at all, and does not count the memory
+    of the context.
     """
 
     slot: Slot
     host_pid: int
     contexts: Mapping[int, int]
-    """By position of a device of which no context is counted, bytes that the driver reports beyond
-    the counted ones."""
+    """By position of a device: bytes that the driver reports beyond the counted ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,6 @@ class MeasuredContainer:
     stuck: str = ""
     unidentified: tuple[UnidentifiedProcess, ...] = ()
     uncapped: bool = False
-    """Some process has unlimited cores."""
     altered: tuple[str, ...] = ()
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
@@ -165,10 +163,7 @@ def _processes_of(
 def region_sums(
     region: Region, shares: Sequence[Share], living: Set[int] | None
 ) -> list[DeviceSums]:
-    """Return what the region counts of each share: by device UUID if it names all of them.
-
-    Shares come in the order in which the container numbers its devices.
-    """
+    """Shares come in the order in which the container numbers its devices."""
     return [sums(region, place, living) for place in _positions(region, shares)]
 
 

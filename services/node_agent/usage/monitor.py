@@ -1,8 +1,4 @@
-"""Scans the usage of devices periodically, reports violations, and restores altered limits.
-
-Metrics are written from the latest scan: a scrape queries neither the driver, nor the kubelet, nor
-the API server. While the driver hangs, metrics carry the time of the scan.
-"""
+"""Scans the usage of devices periodically, reports violations, and restores altered limits."""
 
 import asyncio
 import contextlib
@@ -77,10 +73,9 @@ REPORT_AGAIN_S = 300.0
 """Interval of reports of an ongoing violation."""
 ALL_CORES = 100
 LASTING_S = 30.0
-"""The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
-it can allocate: what lasts longer stays so."""
+"""The library looks for a dead holder of its lock after 10 s: what lasts longer stays so."""
 MAX_UNLISTED = 3
-"""Scans in which the kubelet's pods are listed for a container that they do not have: a sandbox."""
+"""A container that the kubelet's pods do not have is a sandbox."""
 _LOCK = "lock"
 _SLOT = "slot"
 _NO_PID = "no pid"
@@ -96,10 +91,9 @@ class RegionSymptoms:
         living: Mapping[ContainerKey, Set[int]] | None,
         now: float,
     ) -> tuple[dict[ContainerKey, str], frozenset[ContainerKey]]:
-        """Return why processes of a container hang, and which containers' cores are not limited.
+        """`now` is in seconds of a steady clock.
 
-        `now` is in seconds of a steady clock. `living` has the PIDs of each container's processes
-        in its own namespace, if known.
+        `living` has the PIDs of each container's processes in its own namespace, if known.
         """
         seen = [
             (key, what, number)
@@ -141,7 +135,7 @@ def share_measurements(
     idle_since: Mapping[ShareKey, float],
     read: Mapping[ReadKey, ReadShare],
 ) -> Iterator[ShareMeasurement]:
-    """Return the usage of each share, and what holds it; memory is rounded up to MiB."""
+    """Memory is rounded up to MiB."""
     for use in containers:
         lease = use.container.lease
         beyond = {device: text for _, text, device in overruns(use)}
@@ -170,8 +164,6 @@ def share_measurements(
 
 
 def process_uses(running: Iterable[AttributedProcess]) -> tuple[ProcessUse, ...]:
-    """Return the processes with the most memory."""
-
     def rank(attributed: AttributedProcess) -> tuple[int, int]:
         return -(attributed.process.memory_bytes or 0), attributed.process.pid
 
@@ -214,7 +206,7 @@ class UsageMonitor(Collector):
         self.clock = node.clock
         self.proc = proc
         self.processes_in_pods = processes_in_pods
-        """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
+        """With simulated GPUs there are no processes."""
         self.last_uses = last_uses
         self.snapshot = UsageSnapshot()
         self.restored = 0
@@ -226,7 +218,6 @@ class UsageMonitor(Collector):
         self._views = ContainerViews(bundles, proc)
         self._exempt = ExemptNamespaces(node.kubernetes)
         self._unlisted: dict[str, int] = {}
-        """Scans in which the kubelet's pods did not have a container that may open GPUs."""
         self._limits = ReportLimits()
         self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
@@ -257,11 +248,7 @@ class UsageMonitor(Collector):
         )
 
     async def scan(self) -> None:
-        """Scan once.
-
-        The driver is queried before regions are read: a process is in its region before the driver
-        lists it.
-        """
+        """A process is in its region before the driver lists it: the driver is queried first."""
         began = self.clock.now()
         self._errors, self._earlier_errors = set(), self._errors
         complete = self.leases.synced and not self.checkpoint.lost
@@ -342,11 +329,7 @@ class UsageMonitor(Collector):
         origins: Mapping[int, ProcessOrigin],
         pods: Mapping[PodUid, KubeletPod],
     ) -> dict[ContainerKey, frozenset[int]] | None:
-        """Return the PIDs of each container's processes in its own namespace, or None.
-
-        A process with memory is one that the driver lists. If a region counts memory of another,
-        which was killed or not listed, all processes of its pod are looked up.
-        """
+        """If a region counts memory of a process that the driver does not list, look up all."""
         if not self.processes_in_pods:
             return None
         users = {container.key: container.pods for container in containers}
@@ -397,10 +380,9 @@ class UsageMonitor(Collector):
         }
 
     async def _list_pods(self, origins: Iterable[ProcessOrigin]) -> dict[PodUid, KubeletPod] | None:
-        """Return the kubelet's pods, or None if they are unreadable.
+        """Return None if the list cannot be read.
 
-        They are listed again only if a process runs in a container that is not listed: the pod and
-        the name of a container never change.
+        A pod and the name of a container never change: only unlisted ones have it read again.
         """
         listed = {
             (uid, container_id)
@@ -417,11 +399,10 @@ class UsageMonitor(Collector):
         return self._pods
 
     async def _visibility(self, seeing: Sequence[ContainerDevices]) -> list[ViolationFound]:
-        """Return which pods' containers may open GPUs that they do not lease.
+        """A lease ends after its containers: one without a lease that still exists had none.
 
-        These containers existed before the leases were read. A lease ends after the containers of
-        its pod, so a container without one that still exists had none. What this agent has given to
-        a container counts as well: while the ledger is rebuilt, its lease may be missing there.
+        What this agent has given to a container counts as well: while the ledger is rebuilt, its
+        lease may be missing there.
         """
         leased = self._leased_containers(complete=False)
         pods = await self._list_pods(self._listable(seeing)) or {}
@@ -461,10 +442,7 @@ class UsageMonitor(Collector):
         return frozenset() if listed is None else listed.claims
 
     async def _read_regions(self, *, complete: bool) -> tuple[tuple[LeasedContainer, ...], Regions]:
-        """Return the containers, and the regions that belong to their entries.
-
-        Those of a pod or claim that is being changed are read after it, and after all others.
-        """
+        """Read those of a pod or claim that is being changed after all others."""
         containers: tuple[LeasedContainer, ...] = ()
         regions: Regions = {}
         left = self.checkpoint.pods
@@ -483,7 +461,6 @@ class UsageMonitor(Collector):
         return {pid: origin for pid, origin in read if origin is not None}
 
     async def _restore(self, altered: Set[ContainerKey], *, complete: bool) -> None:
-        """Restore limits, unless they are correct by now: leases may have changed since."""
         failed = set[ContainerKey]()
         for holder in {key[0] for key in altered}:
             async with self.checkpoint.changing.hold(holder):
@@ -497,10 +474,7 @@ class UsageMonitor(Collector):
         self._unrestored = failed
 
     def _restore_regions(self, containers: Sequence[LeasedContainer]) -> set[ContainerKey]:
-        """Write the limits back; replace what is no longer a region by a fresh one.
-
-        Processes that have the old file open continue with it, and count as outside any region.
-        """
+        """Processes with an old file open continue with it, and count as outside any region."""
         failed = set[ContainerKey]()
         for container in containers:
             if container.region_path is None or container.seed is None:

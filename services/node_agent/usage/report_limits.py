@@ -1,4 +1,4 @@
-"""How many violations become Events: of one pod, and of the node in one scan; pure."""
+"""How many violations become Events; pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ WINDOW_S = 300.0
 """Time over which the reports about one pod are counted."""
 MOST_OF_POD = 8
 MOST_AT_ONCE = 10
-"""In a scan. Binders look up 32 pods without a lease of a node within 10 s, in which there can be
-three scans, and ignore the others."""
+"""Binders look up 32 pods without a lease of a node within 10 s, in which there can be three
+scans."""
 
 
 class ReportLimits:
@@ -19,7 +19,6 @@ class ReportLimits:
 
     def __init__(self) -> None:
         self._reports: dict[PodUid, tuple[float, int]] = {}
-        """Since the begin of a pod's window."""
 
     def admit(self, due: Iterable[ViolationFound], now: float) -> list[ViolationFound]:
         self._reports = {

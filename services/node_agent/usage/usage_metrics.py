@@ -1,6 +1,6 @@
 """The node's usage metrics, under the names of vendors' node monitors and of Leasehold.
 
-Vendors' names are in tables of the dialects. A time series exists as long as its lease.
+A time series exists as long as its lease.
 """
 
 from collections import Counter
@@ -34,7 +34,6 @@ MEGA = 1_000_000
 
 S = TypeVar("S")
 _Table = Mapping[str, tuple[str, Callable[[S], float | None]]]
-"""By name: what a metric is about, and its value of a subject; without a value, no series."""
 
 
 def _drift(of: MeasuredShare) -> float | None:
@@ -146,8 +145,7 @@ _DEVICE_METRICS: _Table[DeviceSample] = {
         lambda of: _ratio(of.busy_percent),
     ),
 }
-"""OpenTelemetry's names, as Prometheus maps them.
-https://opentelemetry.io/docs/specs/semconv/hardware/gpu/"""
+"""https://opentelemetry.io/docs/specs/semconv/hardware/gpu/"""
 _HARDWARE_METRICS: _Table[Hardware] = {
     "hw_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
     "hw_power_watts": ("Power draw.", lambda of: of.power_w),
@@ -276,7 +274,6 @@ def _share_metrics(
 def _enforcer_metrics(
     containers: Iterable[MeasuredContainer], read: Mapping[ReadKey, ReadShare]
 ) -> Iterator[Metric]:
-    """Return what holds each share, and as what it was read back, where there is anything to."""
     shares = [(use, of.share) for use in containers for of in use.shares]
     labelled = [(_container_labels(use) | _of_device(share.device), share) for use, share in shares]
     yield _family(

@@ -42,7 +42,6 @@ def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
 
 
 def overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
-    """Yield the rule, what is used of a device beyond its share, and the device."""
     for share in use.shares:
         device = share.share.device
         limit = share.share.limit_bytes

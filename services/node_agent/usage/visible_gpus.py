@@ -1,8 +1,4 @@
-"""The containers that may open GPUs which they do not lease; pure.
-
-The driver lists processes that use a GPU. A container that could use one is found before, by what
-its runtime lets it open.
-"""
+"""The containers that may open GPUs which they do not lease; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -23,7 +19,7 @@ from shared.model.requests.claim import device_name
 
 EXEMPT_NAMESPACES = frozenset({"kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE})
 SEES_DEVICES = "leasehold.dev/sees-devices"
-"""Label of a namespace; with `true`, its pods may see devices without a lease."""
+"""With `true`, pods of the namespace may see devices without a lease."""
 MAX_NAMED = 3
 PRIVILEGED = (
     "is privileged, so it can open every GPU of the node, without a lease. Remove `privileged`, or "
@@ -50,7 +46,7 @@ class UnleasedView:
     pod: KubeletPod
     container: str
     gpus: tuple[int, ...] = ()
-    """Their numbers; empty if it is privileged."""
+    """Empty if it is privileged."""
 
     @property
     def reason(self) -> ViolationReason:
@@ -58,11 +54,7 @@ class UnleasedView:
 
 
 def unleased_views(seen: Iterable[ContainerDevices], view: NodeView) -> list[UnleasedView]:
-    """Return the containers that may open more GPUs than they lease.
-
-    GPUs that Leasehold does not serve do not count, nor do containers that the kubelet does not
-    list (yet).
-    """
+    """GPUs that Leasehold does not serve, and unlisted containers, do not count."""
     device_at = {device.index: device for device in view.devices}
     leased_in = _by_pod(view.leased)
     held_by: dict[tuple[str, str], set[str]] = {}
@@ -109,10 +101,7 @@ def _leased_devices(name: str, leased: Iterable[LeasedContainer]) -> set[DeviceU
 
 
 def _is_held(device: DeviceUuid, held: Set[str]) -> bool:
-    """Whether a pod's claims have a device, or an instance of it, also without a lease.
-
-    A claim may be for administrative access, or the pod its newest user.
-    """
+    """Claims for administrative access have no lease."""
     name = device_name(device)
     return any(held_name == name or held_name.startswith(f"{name}-") for held_name in held)
 

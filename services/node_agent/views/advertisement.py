@@ -23,7 +23,7 @@ _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 class NodeAdvertisement:
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     amounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Pods request them beside a served resource, by which they are stored."""
+    """Pods request them beside a served resource."""
     node_status: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -31,7 +31,6 @@ class NodeAdvertisement:
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     objects: tuple[NodeObject, ...] = ()
     sharing_problem: str = ""
-    """Why the GPUs are not offered as configured; or empty."""
 
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
         node_status = {
@@ -46,10 +45,7 @@ def advertisement_of(
     strategy: str,
     software: NodeSoftware = UNKNOWN_SOFTWARE,
 ) -> NodeAdvertisement:
-    """Combine what all dialects advertise.
-
-    Raises RequestError if a list or an ID is too long for the kubelet.
-    """
+    """Raises RequestError if a list or an ID is too long for the kubelet."""
     parts = [
         part
         for dialect in dialects
@@ -71,7 +67,6 @@ def advertisement_of(
 
 
 def _amounts(parts: Iterable[Advertisement]) -> dict[str, frozenset[str]]:
-    """Return what pods request beside each served resource, in the words of any dialect."""
     amounts: dict[str, frozenset[str]] = {}
     for part in parts:
         for name in part.served:
@@ -100,9 +95,5 @@ def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
 
 
 def list_size_bytes(ids: Iterable[PluginDeviceId]) -> int:
-    """Return the exact size of a ListAndWatch message.
-
-    Each device is a field of tag and length with an ID and a health, each with tag and length; all
-    of these lengths are below 128 and take one byte.
-    """
+    """Each ID and health has a tag and a length below 128, and each device both, too."""
     return sum(6 + len(entry.id) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)

@@ -1,7 +1,6 @@
 """Patches of the Kubernetes objects that show a node's devices; pure.
 
-Node annotations that other programs write too are lists with commas. An annotation of our own
-records our entries, so that entries of others are never removed.
+An annotation of our own records our entries of lists, so that entries of others are never removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +37,6 @@ def merge_own_entries(
 def merge_own_labels(
     labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapping[str, str]
 ) -> tuple[dict[str, str | None], dict[str, str | None]]:
-    """Return changes of labels, and of the annotation that records which of them are ours."""
     before = _entries(annotations.get(OWN_LABELS))
     changes: dict[str, str | None] = {
         key: text for key, text in own.items() if labels.get(key) != text
@@ -51,10 +49,7 @@ def merge_own_labels(
 def sharing_condition(
     conditions: Iterable[Condition], problem: str, *, now_s: float
 ) -> list[dict[str, str]]:
-    """Return the changed condition that says whether GPUs are offered as configured, or none.
-
-    A node that always offered them so has no such condition.
-    """
+    """A node that always offered its GPUs as configured has no condition."""
     stored = next((entry for entry in conditions if entry.type == SHARING_CONDITION), None)
     status, reason = ("False", "Waiting") if problem else ("True", "InForce")
     if stored is None and not problem:

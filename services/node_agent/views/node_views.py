@@ -1,7 +1,6 @@
 """Writes node status, and annotations of node and pods, for other programs to read.
 
-Views are written in the background. For each pod only the newest annotations are written, and
-retried until the API server accepts them.
+Of each pod only the newest annotations are written.
 """
 
 import asyncio
@@ -68,7 +67,6 @@ class ViewWriter:
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
         self._read_at: float | None = None
-        """Or is first to be read, by the clock's ticks."""
         self._failure = ""
         self._observed: ApiNode | None = None
         self._written = "0"
@@ -102,11 +100,7 @@ class ViewWriter:
             self._pods_changed.set()
 
     async def read_allocatable(self, resource: str) -> int | None:
-        """Return the node's allocatable amount of a resource, or None if it has no such resource.
-
-        The API server is queried only if there is none by the last known status; calls for several
-        resources share one request.
-        """
+        """Return None if the node has no such resource."""
         async with self._reading:
             if (
                 not self._allocatable(resource)
@@ -161,7 +155,6 @@ class ViewWriter:
                     )
 
     def _note_away(self) -> None:
-        """Note that the API server is away, or was until now: the watch has listed again."""
         self.known.api_away_at = self.clock.ticks()
 
     def _observe(self, node: ApiNode) -> None:
@@ -199,10 +192,9 @@ class ViewWriter:
             await self.clock.sleep(WRITE_AGAIN_S)
 
     async def _write_object(self, wanted: NodeObject, node_uid: str) -> None:
-        """Create a missing object or patch a stale one, if its kind is defined.
+        """Raises UnavailableError if the API server does not respond.
 
-        Labels and annotations of others stay. Raises UnavailableError if the API server does not
-        respond; a refusal is logged, and retried after `OBJECT_RETRY_S`.
+        A refusal is logged, and retried after `OBJECT_RETRY_S`.
         """
         if self.clock.ticks() < self._object_retry_at.get(wanted.collection, 0.0):
             return

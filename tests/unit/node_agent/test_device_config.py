@@ -201,6 +201,14 @@ async def test_a_restarted_agent_serves_as_before_until_the_api_server_has_answe
     assert not reads
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", '{"a": 5}', "[" * 100_000])
+async def test_a_damaged_cache_is_no_cache(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "device-config.json").write_text(damaged)
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+
+    assert (await configuring(tmp_path, maps, FakeClock()).load()).split_count == 3
+
+
 async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
     clock = FakeClock()
     maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))

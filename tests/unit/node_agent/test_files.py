@@ -86,6 +86,25 @@ def test_what_one_container_left_behind_keeps_no_others_files(tmp_path: Path) ->
     assert not any(directory.exists() for directory in directories)
 
 
+def test_a_directory_with_too_many_files_is_emptied_further_at_the_next_cleanup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node_agent.files.MOST_REMOVED", 10)
+    left = tmp_path / "state/containers/a_main"
+    left.mkdir(parents=True)
+    for number in range(30):
+        (left / f"{number}").touch()
+    os.utime(left, (0, 0))
+    files = ContainerFiles(
+        PurePosixPath(tmp_path / "state"), NodeLibrary(tmp_path / "library", None)
+    )
+
+    for _ in range(4):
+        asyncio.run(files.remove_unused(set(), None))
+
+    assert not left.exists()
+
+
 @pytest.mark.parametrize(
     ("make", "problem"),
     [

@@ -1,6 +1,6 @@
 """Calls of NVML: initialised for each call, with defaults for what a driver does not report.
 
-A faulty driver blocks forever, so these functions run in worker threads with a time limit.
+A faulty driver blocks forever, so call these in worker threads.
 """
 
 import contextlib
@@ -26,20 +26,14 @@ NOT_AVAILABLE = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""Errors of a working driver that does not report a value: of this model, to this user, or at all.
-
-Any other error is a fault of the GPU, unless the value can be done without."""
+"""A working driver does not report a value. Any other error is a fault of the GPU."""
 ODD = (ValueError, LookupError)
-"""For values that the library cannot represent, such as text that is not UTF-8."""
+"""The library cannot represent a value, such as text that is not UTF-8."""
 UNNAMED = "NVIDIA GPU"
 
 
 def with_nvml(function: Callable[[], T]) -> T:
-    """Call a function between `nvmlInit` and `nvmlShutdown`.
-
-    Raises UnavailableError with NVML's message, or for a value that the library cannot represent.
-    For example, `with_nvml(pynvml.nvmlDeviceGetCount)`.
-    """
+    """Raises UnavailableError with NVML's message, also for what the library cannot represent."""
     try:
         pynvml.nvmlInit()
         try:
@@ -69,7 +63,6 @@ def value_or(function: Callable[[], T], default: D) -> T | D:
 
 
 def if_available(function: Callable[[], T], default: D) -> T | D:
-    """Return `default` if a working driver does not report the value."""
     try:
         return function()
     except (AttributeError, *ODD):
@@ -81,10 +74,7 @@ def if_available(function: Callable[[], T], default: D) -> T | D:
 
 
 def memory_of(handle: Any) -> Any:
-    """Return the `total` and `used` bytes of a GPU, and those `reserved` by the driver.
-
-    Before 510, drivers do not report `reserved`, which is a part of `used`.
-    """
+    """Before 510, drivers do not report `reserved`, which is a part of `used`."""
     latest = value_or(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2), None)
     return latest or pynvml.nvmlDeviceGetMemoryInfo(handle)
 

@@ -1,7 +1,4 @@
-"""The GPUs of this machine, as NVML reports them.
-
-Reading one GPU queries no other GPU, links apart, which are queried every few minutes.
-"""
+"""The GPUs of this machine, as NVML reports them."""
 
 import asyncio
 import functools
@@ -60,17 +57,14 @@ class NvmlGpus:
         self._link_calls: SingleFlight[Links] = SingleFlight()
         self._links: Links = {}
         self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
-        """Those whose links are known, and until when these count as current."""
+        """Until when the links of these GPUs count as current."""
         self._mig_calls: SingleFlight[Any] = SingleFlight()
 
     def _limit_s(self) -> float:
         return self.timeout_s
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs.
-
-        Raises UnavailableError, with a remedy, if there is no driver or it does not respond.
-        """
+        """Raises UnavailableError, with a remedy, without a driver that responds."""
         gpus = await self._prober.probe()
         if self._kernel is not None:
             self.unread = await self._kernel.unread(gpus)
@@ -83,7 +77,7 @@ class NvmlGpus:
         return self._prober.unreadable
 
     async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
-        """Query links if other GPUs respond than before, or they are old; errors keep them."""
+        """Errors keep the links."""
         now = asyncio.get_running_loop().time()
         if self._links_valid is not None:
             known_gpus, valid_until = self._links_valid
@@ -161,7 +155,7 @@ def _compute_mode(handle: Any) -> int:
 
 
 def _reserved_mib(memory: Any) -> int:
-    """Return what the driver reserves, rounded up: it varies, and contexts need a few MiB more."""
+    """Round up: what the driver reserves varies, and contexts need a few MiB more."""
     reserved, total = (getattr(memory, name, 0) for name in ("reserved", "total"))
     step = RESERVED_STEP_MIB * MIB
     rounded = -(-reserved // step) * RESERVED_STEP_MIB

@@ -16,7 +16,6 @@ from shared.model.names import DeviceUuid
 
 T = TypeVar("T")
 BATCH = 64
-"""Limits that are read in one call, for which others wait."""
 
 FAULTS = {
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (LimitFault.TOO_OLD, TOO_OLD),
@@ -32,15 +31,15 @@ FAULTS = {
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (LimitFault.REFUSED, "it refuses the limit"),
     pynvml.NVML_ERROR_UNKNOWN: (LimitFault.REFUSED, "it refuses the limit"),
 }
-"""NVML's reference names no error for a limit below the use: these two may be that."""
+"""NVML's reference names no error for a limit below the use: the last two may be that."""
 
 
 class NvmlMemoryLimits:
-    """Sets and reads limits, one call at a time for each GPU; hard limits only.
+    """One call at a time for each GPU; hard limits only.
 
     A soft limit would raise the protection of all cgroups above, which stays when the cgroup is
-    removed. NVML stays initialised from the first call on: a GPU that is torn down while no process
-    has it open may lose its limits.
+    removed. NVML stays initialised: a GPU that is torn down while no process has it open may lose
+    its limits.
     """
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -49,11 +48,9 @@ class NvmlMemoryLimits:
         self._is_held = False
 
     async def set(self, device: DeviceUuid, cgroup: Path, hard_bytes: int) -> None:
-        """Set a limit; `UNLIMITED` removes it.
+        """Raises RequestError for a GPU that has no such limits, LimitError, or UnavailableError.
 
-        Raises RequestError for a GPU that has no such limits, LimitError with its fault, or
-        UnavailableError. Whether the limit holds is to be read: with `dmem`, one that is below the
-        use is ignored.
+        Read it back: with `dmem`, a limit below the use is ignored.
         """
         await self._call(device, lambda: _set(device, cgroup, hard_bytes))
 
@@ -63,11 +60,7 @@ class NvmlMemoryLimits:
     async def list(
         self, device: DeviceUuid, cgroups: Sequence[Path]
     ) -> dict[Path, MemoryLimit | None]:
-        """Return the limits of cgroups, as `get` reads them; None where there is none.
-
-        Those that were removed meanwhile are left out. Limits of containers that start may be set
-        between two `BATCH`.
-        """
+        """None is no limit; cgroups that were removed meanwhile are left out."""
         limits: dict[Path, MemoryLimit | None] = {}
         for first in range(0, len(cgroups), BATCH):
             batch = cgroups[first : first + BATCH]

@@ -19,15 +19,13 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""Of a driver that does not support a profile or a call."""
 EIGHTHS = 8
 
 
 def state_of(handle: Any) -> MigState | None:
-    """Return a device's MIG mode and, while it is on, its profiles, or None without MIG.
+    """Return None without MIG, or without permission to read the mode.
 
-    Without permission to list instances, the profiles are empty; without permission to read the
-    mode, it counts as not supported.
+    Without permission to list instances, the profiles are empty.
     """
     try:
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
@@ -120,10 +118,7 @@ def _profiles(handle: Any) -> Iterator[InstanceProfile]:
 
 
 def _name(handle: Any, info: Any) -> str:
-    """Return NVML's name of a profile or, if the driver reports none, a name by NVIDIA's rule.
-
-    The rule: compute slices, then GB of memory, in eighths of the device's.
-    """
+    """NVIDIA's rule for names: compute slices, then GB of memory, in eighths of the device's."""
     text = text_of(getattr(info, "name", b"")).removeprefix("MIG ").strip()
     if text:
         return text

@@ -39,7 +39,6 @@ THROTTLE = {
     0x80: "power brake",
     0x100: "display clock",
 }
-"""Without the reason of an idle GPU."""
 
 
 class NvmlProcesses:
@@ -111,7 +110,7 @@ def _hardware(handle: Any, uuid: DeviceUuid, busy_percent: int | None) -> Hardwa
 
 
 def _listed(handle: Any) -> list[Any]:
-    """Return the processes; one that uses compute and graphics is listed twice."""
+    """A process that uses compute and graphics is listed twice."""
     return [
         *value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
         *value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
@@ -133,10 +132,7 @@ def _instances(listed: list[Any]) -> dict[int, int]:
 
 
 def utilization_samples(handle: Any, since_us: int) -> list[Any]:
-    """Return what pynvml's function does, with one call of the driver instead of two.
-
-    A call takes longer than everything else that is read of a GPU.
-    """
+    """Do as pynvml's function, with one call of the driver instead of two."""
     samples = (pynvml.c_nvmlProcessUtilizationSample_t * ROOM)()
     count = ctypes.c_uint(ROOM)
     since = ctypes.c_ulonglong(since_us)

@@ -1,8 +1,4 @@
-"""A GPU's location on the PCI bus, and its links to others; called through `with_nvml`, blocking.
-
-What a model or driver does not report is left out. HAMi's score of a pair depends on the nearest
-component above both, plus 100 for each NVLink between them.
-"""
+"""A GPU's location on the PCI bus, and its links to others; called through `with_nvml`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -43,7 +39,7 @@ class PciLocation:
 class NvLinks:
     direct: tuple[str, ...] = ()
     switched: int = 0
-    """Links to NVSwitches, which connect all GPUs."""
+    """NVSwitches connect all GPUs."""
 
     def count_to(self, address: str, other: "NvLinks") -> int:
         return sum(end == address for end in self.direct) + min(self.switched, other.switched)
@@ -90,10 +86,7 @@ def location_of(handle: Any) -> PciLocation:
 
 
 def links_among(uuids: Iterable[DeviceUuid]) -> dict[DeviceUuid, Mapping[DeviceUuid, int]]:
-    """Return the score of each pair of these GPUs, where NVML reports it.
-
-    A GPU that hangs blocks this call, so pass only GPUs that have just responded.
-    """
+    """Pass only GPUs that have just responded: one that hangs blocks this call."""
     gpus = [gpu for uuid in uuids if (gpu := _linked_gpu(uuid)) is not None]
     return {
         own.uuid: {

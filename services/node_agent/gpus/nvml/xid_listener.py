@@ -1,8 +1,4 @@
-"""XID events of the driver, awaited in one thread per GPU.
-
-A GPU that hangs delays no other, and each event belongs to the GPU of its thread, even if that GPU
-no longer reports its UUID.
-"""
+"""XID events of the driver, awaited in one thread per GPU: one that hangs delays no other."""
 
 import contextlib
 import logging
@@ -20,8 +16,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_MS = 5000
 REOPEN_S = 60.0
-"""Events are subscribed to anew after this time: events of a GPU that came back are received, and a
-replaced driver is released."""
+"""Events are subscribed to anew after this time, as for a GPU that came back."""
 RETRY_S = 5.0
 """Pause after the driver refused the subscription."""
 XID = pynvml.nvmlEventTypeXidCriticalError
@@ -30,7 +25,7 @@ XID = pynvml.nvmlEventTypeXidCriticalError
 class XidListener:
     def __init__(self) -> None:
         self._pending: dict[Xid, None] = {}
-        """Each event once: in a storm of application errors, a critical one must not get lost."""
+        """In a storm of application errors, a critical one must not get lost."""
         self._threads: dict[DeviceUuid, threading.Thread] = {}
 
     def listen(self, devices: Iterable[DeviceUuid]) -> None:
@@ -74,7 +69,7 @@ class XidListener:
 
 @contextlib.contextmanager
 def event_set(device: DeviceUuid) -> Iterator[Any]:
-    """Yield the event set of a GPU. Raises NVMLError, also if the GPU has no XID events."""
+    """Raises NVMLError, also if the GPU has no XID events."""
     pynvml.nvmlInit()
     try:
         events = pynvml.nvmlEventSetCreate()

@@ -2,7 +2,9 @@
 
 import ssl
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,21 @@ async def test_failures_to_list_pods_are_permanent_or_temporary(
         async with KubernetesClient(credentials) as kube:
             with pytest.raises(kind):
                 await KubeletPods(kube, lambda: replace(credentials)).list_pods()
+
+
+async def test_deleted_pods_are_listed_with_the_time_of_their_kill_whatever_else_they_have() -> (
+    None
+):
+    def listed(uid: str, deleted: str | None) -> dict[str, Any]:
+        return {"metadata": {"uid": uid, "deletionTimestamp": deleted}, "spec": {"containers": 5}}
+
+    items = [listed("lives", None), listed("ends", "2026-11-30T12:00:30Z")]
+    async with ScriptedApiserver(answers(200, {"items": items})) as kubelet:
+        credentials = ClusterCredentials(server=kubelet.url)
+        async with KubernetesClient(credentials) as kube:
+            ending = await KubeletPods(kube, lambda: credentials).list_ending()
+
+    assert ending == {"ends": datetime(2026, 11, 30, 12, 0, 30, tzinfo=UTC).timestamp()}
 
 
 async def test_the_order_of_devices_that_every_lease_sets_is_no_variable_of_the_pod() -> None:

@@ -203,21 +203,22 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
         load = program(cluster, driver_folder, "one")
         try:
             await until(lambda: control(cluster, lease).clients == [load.pid])
-            [listed] = await agent.node.kubelet.list_pods()
             now = agent.node.clock.now()
 
             async def deleted() -> Any:
-                return (replace(listed, killed_at=now + 3600),)
+                return {lease.pod: now + 3600}
 
-            agent.node.kubelet.list_pods = deleted  # type: ignore[method-assign]
-            await agent.mps.drain_once()
+            agent.node.kubelet.list_ending = deleted  # type: ignore[method-assign]
+            await agent.mps.look()
+            await agent.mps.drain_due()
             assert control(cluster, lease).clients == [load.pid]
 
             async def killed_soon() -> Any:
-                return (replace(listed, killed_at=agent.node.clock.now() + 0.1),)
+                return {lease.pod: agent.node.clock.now() + 0.1}
 
-            agent.node.kubelet.list_pods = killed_soon  # type: ignore[method-assign]
-            await agent.mps.drain_once()
+            agent.node.kubelet.list_ending = killed_soon  # type: ignore[method-assign]
+            await agent.mps.look()
+            await agent.mps.drain_due()
             await until(lambda: not control(cluster, lease).clients)  # its own loop may be at it
             assert load.do("alloc 1m") == "error 810"
         finally:

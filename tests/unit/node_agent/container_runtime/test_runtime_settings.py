@@ -85,6 +85,15 @@ OPEN: list[tuple[str, dict[str, str], str, str]] = [
         "every pod what",
     ),
     (
+        "in a file that is imported by a pattern of containerd, which Python does not have",
+        {
+            CONTAINERD: 'version = 3\nimports = ["/", "/etc/containerd/more/**.toml"]\n',
+            "etc/containerd/more/n.toml": containerd(default="nvidia"),
+        },
+        SWITCH,
+        "every pod what",
+    ),
+    (
         "imported by an imported file",
         {
             CONTAINERD: 'version = 2\nimports = ["/etc/containerd/a.toml"]\n',

@@ -1,0 +1,146 @@
+"""When deleted pods are noticed, and the GPU work of their programs is ended, in simulated time."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+
+from services.node_agent import node
+from services.node_agent.enforcers.mps import Mps
+from services.node_agent.mps import watch
+from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget
+from services.node_agent.mps.runners import MpsRunner
+from services.node_agent.mps.watch import MpsWatch
+from shared.model.errors import UnavailableError
+from shared.model.leases.lease import ClaimAllocation
+from shared.model.names import PodUid
+from tests.support.clock import FakeClock
+from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.node import entry_of, node_of
+
+POD = PodUid("pod-1")
+STEP_S = 0.1
+
+
+@pytest.fixture(autouse=True)
+def simulated_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The multiples of an interval are of the machine's time."""
+    for module in (watch, node):
+        monkeypatch.setattr(module, "until_tick", float)
+
+
+class Kubelet:
+    """Takes a while for its list, which shows what was deleted before it began."""
+
+    def __init__(self, clock: FakeClock, reading_s: float) -> None:
+        self.clock = clock
+        self.reading_s = reading_s
+        self.ending: dict[PodUid, float] = {}
+        self.reads: list[float] = []
+        self.error = ""
+
+    async def list_ending(self) -> dict[PodUid, float]:
+        self.reads.append(self.clock.ticks())
+        shown = dict(self.ending)
+        if self.reading_s:
+            await self.clock.sleep(self.reading_s)
+        if self.error:
+            raise UnavailableError(self.error)
+        return shown
+
+
+class Daemons:
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.clients: tuple[int, ...] = (7,)
+        self.ended_at = 0.0
+
+    async def get(self, target: MpsTarget) -> MpsDaemon:
+        server = MpsServer(pid=1, status="", percent=50, memory_mib={}, clients=self.clients)
+        return MpsDaemon(pipes="", servers=(server,))
+
+    async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
+        assert set(clients) == {7}
+        self.clients = ()
+        self.ended_at = self.clock.now()
+
+
+class World:
+    def __init__(self, reading_s: float, **lease: Any) -> None:
+        self.clock = FakeClock()
+        self.kubelet = Kubelet(self.clock, reading_s)
+        self.daemons = Daemons(self.clock)
+        held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+        entry = entry_of(lease_of(POD, share(**held), **lease))
+        own_node = node_of(self.kubelet, clock=self.clock)
+        own_node.checkpoint.by_key[entry.key] = entry
+        self.watch = MpsWatch(own_node, Mps(cast("MpsRunner", self.daemons)))
+
+    async def run(self, duration_s: float) -> None:
+        """Let the watch run for this time, from its start."""
+        task = asyncio.create_task(self.watch.drain_ending())
+        await self.advance(duration_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def advance(self, duration_s: float) -> None:
+        for _ in range(round(duration_s / STEP_S)):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.clock.advance(STEP_S)
+
+
+@pytest.mark.parametrize(("reading_s", "least", "most"), [(0.0, 55, 65), (0.5, 9, 12), (4.0, 6, 7)])
+async def test_the_kubelets_list_is_read_the_less_the_longer_it_takes_down_to_a_bound(
+    reading_s: float, least: int, most: int
+) -> None:
+    world = World(reading_s)
+
+    await world.run(60.0)
+
+    assert least <= len(world.kubelet.reads) <= most
+
+
+@pytest.mark.parametrize("after_s", [2.1, 2.5, 2.9, 3.3])
+@pytest.mark.parametrize(
+    ("reading_s", "grace_s", "earliest_s", "killed_s"),
+    [(0.0, 1, 0, 1.5), (0.3, 10, 5, 10), (4.0, 30, 15, 30)],
+)
+async def test_work_is_ended_before_the_kill_whenever_a_pod_is_deleted(
+    after_s: float, reading_s: float, grace_s: float, earliest_s: float, killed_s: float
+) -> None:
+    world = World(reading_s)
+    deleted_at = world.clock.now() + after_s
+
+    async def delete() -> None:
+        await world.clock.sleep(after_s)
+        world.kubelet.ending[POD] = deleted_at + grace_s
+
+    deletion = asyncio.create_task(delete())
+    await world.run(after_s + killed_s)
+    await deletion
+
+    assert deleted_at + earliest_s <= world.daemons.ended_at < deleted_at + killed_s
+
+
+async def test_a_claim_that_no_pod_uses_yet_keeps_its_work_while_other_pods_end() -> None:
+    world = World(reading_s=0.0, claim=ClaimAllocation(generation="1"))
+    world.kubelet.ending[PodUid("another")] = world.clock.now()
+
+    await world.run(3.0)
+
+    assert not world.daemons.ended_at
+
+
+async def test_a_deletion_that_was_seen_is_acted_on_while_the_list_cannot_be_read() -> None:
+    world = World(reading_s=0.0)
+    killed_at = world.kubelet.ending[POD] = world.clock.now() + 30
+    await world.watch.look()
+    world.kubelet.error = "the kubelet does not respond"
+    world.kubelet.reading_s = 20.0
+
+    await world.run(30.0)
+
+    assert killed_at - 3 <= world.daemons.ended_at < killed_at
