@@ -37,14 +37,12 @@ from shared.model.names import NodeName
 
 EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
-"""Logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
 NAMES = {
     "--nodes": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"),
     "--names": re.compile(r"(\*\.)?\w([-\w.]{0,251}\w)?|[0-9a-f:.]+", re.ASCII | re.IGNORECASE),
 }
-"""Names of objects of Kubernetes; names of servers, also with a wildcard, and IP addresses. Others
-would be paths of other files, or wildcards in the subjects of NATS."""
+"""Others would be paths of other files, or wildcards in the subjects of NATS."""
 
 
 class CredentialFiles:
@@ -53,10 +51,8 @@ class CredentialFiles:
         self.nats_configuration = root / "nats.conf"
         self.acl = root / "users.acl"
         self.authority = root / CERTIFICATE
-        """By this CA clients verify the servers."""
         self.certificate, self.key = root / f"{SERVER}.crt", root / f"{SERVER}.key"
         self.scheduler_certificate = root / f"{KUBE_SCHEDULER}.crt"
-        """Of the extender's client."""
         self.scheduler_key = root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
@@ -75,10 +71,7 @@ def write(
     names: Sequence[str] = (),
     shared: bool = False,
 ) -> CredentialFiles:
-    """Write everything for these nodes; with `names`, certificates for servers of these, too.
-
-    With `shared`, the files' group may read them. Raises RequestError if they cannot be written.
-    """
+    """`names` are of servers with certificates. Raises RequestError if a file cannot be written."""
     files = CredentialFiles(root.absolute())
     mode = 0o640 if shared else 0o600
     try:
@@ -107,7 +100,6 @@ def write(
 
 
 def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
-    """Make the CA once, and issue the certificates that are due."""
     now = datetime.now(UTC)
     pairs = (
         (files.authority, files.root / KEY),
@@ -157,7 +149,6 @@ def _print_rights(nodes: Sequence[NodeName], *, nats: bool, redis: bool) -> None
 def _ensure_secrets(
     users: Iterable[str], path_of: Callable[[str], Path], mode: int
 ) -> dict[str, str]:
-    """Return each user's secret; make and write those that do not exist."""
     user_secrets: dict[str, str] = {}
     for user in users:
         path = path_of(user)

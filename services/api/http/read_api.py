@@ -103,12 +103,9 @@ ENTRIES_PER_PAGE = 1000
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
 ROUTES = RouteTable()
 MOST_CHARGES = 5000
-"""From which a budget's chart is made."""
 
 
 class ReadApi:
-    """Each handler returns what is sent as JSON."""
-
     def __init__(
         self,
         service: ApiService,
@@ -207,7 +204,7 @@ class ReadApi:
         return cost_of_lease(lease, projection.devices, projection.hardware, prices, now)
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
-        """Return for which leases without a known end a pod or its gang waits, or an empty text."""
+        """Return for which leases without a known end a pod or its gang waits."""
         now = self.service.clock.now()
         projection = self.service.projection
         totals = list(projection.totals.values())
@@ -556,7 +553,7 @@ class ReadApi:
         )
 
     def _require(self, call: ApiCall, right: str, namespace: Namespace, *, may: bool) -> None:
-        """Raise AccessDeniedError unless the viewer may do it; anonymous viewers must log in."""
+        """Raises AccessDeniedError; anonymous viewers must log in."""
         if not may:
             text = f"{call.viewer.name} may not {right} in namespace {namespace}"
             raise AccessDeniedError(text, authenticated=not call.anonymous)

@@ -28,9 +28,8 @@ from shared.placing.node_filters import WAITS
 from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
-"""Pods of a gang that are listed by name."""
 NO_WAITING = ("waiting ", "ask an administrator", "no node ")
-"""Beginnings of hints where the end of other pods does not help alone."""
+"""Hints that begin so: the end of other pods does not help alone."""
 UNKNOWN = "unknown"
 STATES = {
     LeaseState.RESERVED: "its share is reserved, and the pod is being bound",
@@ -47,13 +46,11 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     text: str
     lines: tuple[str, ...] = ()
-    """What its user needs to know."""
     details: tuple[str, ...] = ()
-    """The rest about the lease."""
     next: str = ""
     lease: LeaseView | None = None
     annotations: dict[str, str] | None = None
-    """Annotations of the pod that show its lease, or None if it holds none."""
+    """None if the pod holds no lease."""
     waiting: WaitingDetails | None = None
     gang: GangView | None = None
     gates: tuple[str, ...] = ()
@@ -68,10 +65,9 @@ def explanation_of(
     nodes: Sequence[NodeDevices] = (),
     problems: Sequence[str] = (),
 ) -> Explanation:
-    """Explain the state of one pod that exists; `program` runs this program again.
+    """`program` runs this program again; `problems` are those of components.
 
-    With all `nodes`, that of a pod with a lease says which others have room for it now. `problems`
-    are those of components.
+    With all `nodes`, the explanation of a lease says which others have room for it now.
     """
     explanation = _without_problems(pod, view, schedulers, program, nodes)
     if not problems:
@@ -204,10 +200,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 
 
 def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
-    """Yield what was read back of one share, and of several what differs from the lease.
-
-    Of what nothing holds, only the use differs.
-    """
+    """Of several shares, yield what differs from the lease; of what nothing holds, only the use."""
     for share in shares:
         read = share.measured
         if read is None:
@@ -251,7 +244,6 @@ def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> I
 
 
 def _sensor_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
-    """Yield what slows its devices down, and their Xid errors since it has them."""
     own = {share.device for share in lease.shares}
     for device in (device for node in nodes for device in node.devices if device.uuid in own):
         if device.hardware is None:
@@ -307,7 +299,7 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Yield the lines of shares of the same kind and size, with the least usage of several."""
+    """Several shares show the least usage."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
@@ -372,7 +364,7 @@ def _waiting(pod: PodSummary, view: PodView, waiting: WaitingDetails, program: s
 
 
 def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
-    """Return what to do where a Deployment keeps an older pod until this one is ready."""
+    """A Deployment may keep an older pod until this one is ready."""
     if not (pod.deployment and pod.revision):
         return ""
     name = rf"{re.escape(pod.deployment)}-(?!{re.escape(pod.revision)}-)[a-z0-9]+-[a-z0-9]{{5}}"
@@ -403,7 +395,6 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
 
 
 def _scheduler_lines(waiting: WaitingDetails) -> Iterator[str]:
-    """Yield what Leasehold's extender replied about a pod that kube-scheduler places."""
     if waiting.filter_reason and waiting.scheduler_reason:
         yield f"extender    refused it last: {waiting.filter_reason}"
 
@@ -416,7 +407,7 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
 
 
 def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
-    """Yield what the pod waits for, unless the hint alone says what to do."""
+    """Yield nothing if the hint alone says what to do."""
     if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
         return
     if waiting.handed_over:

@@ -107,7 +107,6 @@ def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
 
 
 def top(flags: Top) -> int:
-    """Show the usage of every share beside its lease, until interrupted."""
     from services.cli.inspect.render import TopView, top_rows, top_table, top_view
 
     api = ApiClient(flags)
@@ -147,7 +146,6 @@ def top(flags: Top) -> int:
 
 
 def names_in_cluster(kind: str, flags: Ps) -> list[str]:
-    """Return names for completion, or none if the API does not respond."""
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:
@@ -236,7 +234,7 @@ def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
 
 
 def _trace_of_api(flags: Trace) -> TraceView | None:
-    """Return the trace of a pod by its name, which the API may know only by its UID."""
+    """The API may know a pod only by its UID."""
     api = ApiClient(flags)
     try:
         return api.get(
@@ -301,7 +299,6 @@ def topology(flags: Topology) -> int:
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
-    """Draw a line per span: indented below its parent, with a bar, start and duration."""
     if not spans:
         return ["no step of it is known: it ended its last one before the API started"]
     whole = max(*(span.start_s + span.duration_s for span in spans), 1e-9)

@@ -28,12 +28,11 @@ from shared.model.names import Namespace
 KIND = "GPUBudget"
 LAST_VALID = "the last valid version stays in force"
 LONGEST_SHOWN = 80
-"""Of a value in a message."""
 ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
 ZONE = "^[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*$"
-"""Names in the IANA database; on the API server's and on our host there are others."""
+"""On the API server's and on our host there are other names than in the IANA database."""
 MAX_MINUTES = 2**63 - 1
 """The maximum of an integer field of an object."""
 
@@ -47,13 +46,12 @@ Minutes = Annotated[
     int | float | str,
     Meta(extra_json_schema={"type": "integer", "format": "int64", "minimum": 0}),
 ]
-"""A file may have fractions of them."""
+"""A file may have fractions."""
 GraceMinutes = Annotated[int, Meta(ge=0, le=525_600)]
-"""At most a year."""
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Hours = Annotated[int, Meta(ge=1, le=20 * 8784)]
 BucketMinutes = Annotated[int, Meta(ge=1, le=31 * 1440)]
-"""Limits of a sliding policy: later instants have no date."""
+"""Later instants have no date."""
 
 
 def _choice(kind: type[StrEnum]) -> Meta:
@@ -237,13 +235,11 @@ class BudgetStatus(ObjectStatus, frozen=True, kw_only=True):
 
 
 def _brief(value: object) -> str:
-    """Return a value for a message, without its end if it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def _units(path: str, value: float | str | None) -> int | None:
-    """Return GPU-minutes as exact units. Raises RequestError naming the path."""
     if value is None:
         return None
     units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if _MINUTES.fullmatch(str(value)) else None
@@ -255,7 +251,6 @@ def _units(path: str, value: float | str | None) -> int | None:
 
 
 def _money_units(path: str, value: int | str) -> int:
-    """Return money as exact units. Raises RequestError naming the path."""
     if not re.fullmatch(MONEY, str(value)):
         raise RequestError(
             f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
@@ -265,7 +260,7 @@ def _money_units(path: str, value: int | str) -> int:
 
 
 def parse_spec(namespace: Namespace, spec: object) -> Budget:
-    """Raises RequestError with the field and its valid values."""
+    """Raises RequestError."""
     place = f"{KIND} {namespace}"
     read = convert_spec(spec, BudgetSpec, place)
     path = f"{place}: spec"
@@ -310,14 +305,12 @@ def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCopy:
-    """An account as its budget's status shows it; a lost account is restored from it."""
-
     window: BudgetWindow
     at_ms: int
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
-    """Parse a status, or return None if there is none, or it is invalid."""
+    """Return None if the status is invalid, too."""
     try:
         read = msgspec.convert(status, BudgetStatus)
         amounts = (read.window_used_units, read.granted_units, read.rollover_units)
