@@ -109,17 +109,17 @@ class PolicySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
             "lengthHours must be 1 to 1000 times bucketMinutes",
         ),
         Rule(
-            "self.timeZone != 'Local' && "
-            "timestamp('2000-01-01T00:00:00Z').getFullYear(self.timeZone) > 0",
-            lambda policy: _is_zone(policy.time_zone),
-            "timeZone must be the IANA name of a time zone such as UTC, Europe/Berlin or "
-            "Asia/Shanghai",
+            f"self.matches('{ZONE}') && self != 'Local' && "
+            "timestamp('2000-01-01T00:00:00Z').getFullYear(self) > 0",
+            lambda zone: re.fullmatch(ZONE, zone) is not None and _is_zone(zone),
+            "must be the IANA name of a time zone such as UTC, Europe/Berlin or Asia/Shanghai",
+            field="time_zone",
         ),
     )
 
     type: Annotated[PolicyType, _choice(PolicyType)] = PolicyType.FIXED
     window: Annotated[Period, _choice(Period)] = Period.MONTH
-    time_zone: Annotated[str, Meta(pattern=ZONE, max_length=64)] = "UTC"
+    time_zone: Annotated[str, Meta(max_length=64)] = "UTC"
     rollover: RolloverSpec | None = None
     length_hours: Hours = 168
     bucket_minutes: BucketMinutes = 60
@@ -138,18 +138,34 @@ class DebtSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
 class MoneySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """An amount of money."""
 
+    rules = (
+        Rule(
+            f"type(self) != string || self.matches('{MONEY}')",
+            lambda amount: re.fullmatch(MONEY, str(amount)) is not None,
+            "must be money such as 1000 or 1000.50, below 1000000000000 and with at most two "
+            "decimals",
+            field="amount",
+        ),
+        Rule(
+            f"self.matches('{CURRENCY}')",
+            lambda currency: re.fullmatch(CURRENCY, currency) is not None,
+            "must be three capital letters such as EUR",
+            field="currency",
+        ),
+    )
+
     amount: Annotated[
         int | str,
         Meta(
             extra_json_schema={
                 "x-kubernetes-int-or-string": True,
-                "pattern": MONEY,
+                "maxLength": 32,
                 "minimum": 0,
                 "maximum": 10**12 - 1,
             }
         ),
     ]
-    currency: Annotated[str, Meta(pattern=CURRENCY)]
+    currency: Annotated[str, Meta(max_length=16)]
 
 
 class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
@@ -250,15 +266,6 @@ def _units(path: str, value: float | str | None) -> int | None:
     return int(units)
 
 
-def _money_units(path: str, value: int | str) -> int:
-    if not re.fullmatch(MONEY, str(value)):
-        raise RequestError(
-            f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
-            f"not {_brief(value)}"
-        )
-    return int(Fraction(str(value)) * 60 * UNITS_PER_GPU_MINUTE)
-
-
 def parse_spec(namespace: Namespace, spec: object) -> Budget:
     """Raises RequestError."""
     place = f"{KIND} {namespace}"
@@ -270,7 +277,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Budget:
         namespace=namespace,
         limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes)
         if money is None
-        else _money_units(f"{path}.limitMoney.amount", money.amount),
+        else int(Fraction(str(money.amount)) * 60 * UNITS_PER_GPU_MINUTE),
         currency="" if money is None else money.currency,
         policy=_policy(f"{path}.policy", read.policy),
         weight_mode=read.weight_mode,
