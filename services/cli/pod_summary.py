@@ -14,6 +14,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count, parse_quantity
 from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.pods.observed_pod import rejection_of
+from shared.pods.pod_snapshot import claim_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class PodSummary:
     scheduler: str = ""
     gates: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    claim_objects: tuple[str, ...] = ()
+    """Names of the ResourceClaims that exist, also for extended resources."""
     requests_gpus: bool = True
     """By a resource of a dialect with more than 0, or by a claim."""
     unknown: Mapping[str, int] = field(default_factory=dict)
@@ -88,6 +91,12 @@ def _whole(amount: object) -> int:
         return 0
 
 
+def _claim_objects(pod: ApiPod) -> Iterator[str]:
+    yield from claim_names(pod)
+    if (extended := pod.status.extended_resource_claim_status) is not None:
+        yield extended.resource_claim_name
+
+
 def _annotated(pod: ApiPod) -> str:
     containers = (
         *(ContainerManifest(name=it.name, init=True) for it in pod.spec.init_containers),
@@ -133,6 +142,7 @@ def summary_of(pod: ApiPod) -> PodSummary:
         scheduler=pod.spec.scheduler_name,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
+        claim_objects=tuple(filter(None, _claim_objects(pod))),
         requested=frozenset(
             name
             for name, amount in amounts.items()

@@ -64,16 +64,17 @@ def explanation_of(
     *,
     nodes: Sequence[NodeDevices] = (),
     problems: Sequence[str] = (),
+    claims: Sequence[str] = (),
 ) -> Explanation:
     """`program` runs this program again; `problems` are those of components.
 
-    With all `nodes`, the explanation of a lease says which others have room for it now.
+    With all `nodes`, the explanation of a lease says which others have room for it now. `claims`
+    are lines about the pod's ResourceClaims.
     """
     explanation = _without_problems(pod, view, schedulers, program, nodes)
-    if not problems:
-        return explanation
-    lines = (*explanation.lines, *(f"problem     {problem}" for problem in problems))
-    then = f"{program} doctor" if explanation.verdict == UNKNOWN else explanation.next
+    lines = (*claims, *explanation.lines, *(f"problem     {problem}" for problem in problems))
+    is_due_to_them = problems and explanation.verdict == UNKNOWN
+    then = f"{program} doctor" if is_due_to_them else explanation.next
     return structs.replace(explanation, lines=lines, next=then)
 
 

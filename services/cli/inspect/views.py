@@ -163,6 +163,7 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
 
 def explain(flags: Explain) -> int:
     from services.cli.inspect.explanation import Explanation, explanation_of
+    from services.cli.inspect.refused_claims import refused_claim_lines
     from services.cli.inspect.workloads import pod_to_explain
 
     if flags.request:
@@ -178,9 +179,15 @@ def explain(flags: Explain) -> int:
         if view is None or view.lease is not None:
             cluster = api.get("/api/v1/gpus", GpusView)
         problems = cluster.problems if view is None else view.problems
-        schedulers = own_schedulers(flags.schedulers)
+        has_no_lease = not pod.node and (view is None or view.lease is None)
         return explanation_of(
-            pod, view, schedulers, program(), nodes=cluster.nodes, problems=problems
+            pod,
+            view,
+            own_schedulers(flags.schedulers),
+            program(),
+            nodes=cluster.nodes,
+            problems=problems,
+            claims=tuple(refused_claim_lines(api.server, pod)) if has_no_lease else (),
         )
 
     def show(explanation: Explanation) -> "RenderableType":
