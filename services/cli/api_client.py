@@ -146,6 +146,11 @@ class KubernetesApi:
                 "another namespace"
             ) from error
 
+    def manifest(self, namespace: str, name: str) -> Mapping[str, Any]:
+        """Return a pod with all its fields."""
+        stored: dict[str, Any] = msgspec.json.decode(self.send("GET", pod_path(namespace, name)))
+        return stored
+
     def selected(self, path: str, selector: str = "") -> Iterator[ObjectMeta]:
         query = {"labelSelector": selector} if selector else {}
         try:

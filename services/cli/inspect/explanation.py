@@ -25,6 +25,7 @@ from shared.model.views.pods import GangView, PodView, ProcessView, QueuePlace, 
 from shared.model.views.view import View
 from shared.placing.advice import RECOVERS
 from shared.placing.node_filters import WAITS
+from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
@@ -48,6 +49,8 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     next: str = ""
+    patch: tuple[PatchOperation, ...] = ()
+    """Of the pod: the changes that `next` names."""
     lease: LeaseView | None = None
     annotations: dict[str, str] | None = None
     """None if the pod holds no lease."""
@@ -65,17 +68,20 @@ def explanation_of(
     nodes: Sequence[NodeDevices] = (),
     problems: Sequence[str] = (),
     claims: Sequence[str] = (),
+    manifest: Mapping[str, Any] | None = None,
 ) -> Explanation:
     """`program` runs this program again; `problems` are those of components.
 
     With all `nodes`, the explanation of a lease says which others have room for it now. `claims`
-    are lines about the pod's ResourceClaims.
+    are lines about the pod's ResourceClaims; its `manifest` gets the patch.
     """
     explanation = _without_problems(pod, view, schedulers, program, nodes)
     lines = (*claims, *explanation.lines, *(f"problem     {problem}" for problem in problems))
     is_due_to_them = problems and explanation.verdict == UNKNOWN
     then = f"{program} doctor" if is_due_to_them else explanation.next
-    return structs.replace(explanation, lines=lines, next=then)
+    waiting = explanation.waiting
+    patch = json_patch(manifest, waiting.changes) if waiting and manifest is not None else ()
+    return structs.replace(explanation, lines=lines, next=then, patch=patch)
 
 
 def _without_problems(

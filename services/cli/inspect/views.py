@@ -13,7 +13,7 @@ from msgspec import structs
 
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
-from services.cli.arguments import own_schedulers
+from services.cli.arguments import FORMS, own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.listing import present_list
 from services.cli.terminal import program
@@ -174,12 +174,14 @@ def explain(flags: Explain) -> int:
 
     def read() -> Explanation:
         pod = pod_to_explain(api.server, flags.namespace, flags.pod)
-        view = _pod_view(api, pod.pod, flags.idle_after_s)
+        with_patch = flags.output in FORMS
+        view = _pod_view(api, pod.pod, flags.idle_after_s, with_changes=with_patch)
         cluster = GpusView(read_at=0.0)
         if view is None or view.lease is not None:
             cluster = api.get("/api/v1/gpus", GpusView)
         problems = cluster.problems if view is None else view.problems
         has_no_lease = not pod.node and (view is None or view.lease is None)
+        changes = view.waiting.changes if view and view.waiting else ()
         return explanation_of(
             pod,
             view,
@@ -188,6 +190,7 @@ def explain(flags: Explain) -> int:
             nodes=cluster.nodes,
             problems=problems,
             claims=tuple(refused_claim_lines(api.server, pod)) if has_no_lease else (),
+            manifest=api.server.manifest(pod.namespace, pod.name) if changes else None,
         )
 
     def show(explanation: Explanation) -> "RenderableType":
@@ -198,9 +201,12 @@ def explain(flags: Explain) -> int:
     return terminal.present(flags, read, show, lambda explanation: [f"pod/{explanation.name}"])
 
 
-def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
+def _pod_view(
+    api: ApiClient, uid: str, idle_s: str = "", *, with_changes: bool = False
+) -> PodView | None:
+    changes = "true" if with_changes else ""
     try:
-        return api.get(f"/api/v1/leases/{uid}", PodView, idle_after_s=idle_s)
+        return api.get(f"/api/v1/leases/{uid}", PodView, idle_after_s=idle_s, changes=changes)
     except RefusedError as error:
         if error.status == 404:
             return None
