@@ -1,13 +1,5 @@
 """`leasehold credentials`: the users of NATS and Redis, printed, or written with their secrets.
 
-    DIR/nats.conf             for nats-server --config
-    DIR/users.acl             for valkey-server --aclfile; it holds digests of the secrets only
-    DIR/nats/USER             user:secret, for --nats-credentials of that service
-    DIR/redis/USER            user:secret, for --redis-credentials
-    DIR/ca.crt, ca.key        with --names: an authority, for --nats-ca-file and --redis-ca-file
-    DIR/server.crt, .key      the certificate that it issued for servers of these names
-    DIR/kube-scheduler.crt, .key  and for a kube-scheduler, as a client of the extender
-
 Only the owner can read the files, with --shared their group as well. An existing secret stays, and
 so does a server's certificate in the first half of its year.
 """

@@ -90,7 +90,7 @@ def size_text(size: ShareSize) -> str:
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
-    """Return MiB and percent of the cores, or `-` if not known."""
+    """MiB, and percent of the cores."""
     memory, cores = (measured.memory_mib, measured.cores_percent) if measured else (None, None)
     return "-" if memory is None else str(memory), "-" if cores is None else f"{cores}%"
 

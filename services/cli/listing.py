@@ -109,7 +109,6 @@ def _sorted(items: Sequence[Any], find: Find, values: list[Any]) -> tuple[Any, .
 
 
 def _order(values: list[Any]) -> tuple[int, float, str]:
-    """Numbers are ordered as numbers, and everything else as text."""
     value = values[0] if values else None
     if value is None:
         return (0, 0.0, "")

@@ -162,15 +162,12 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Fits paragraphs and tables into the terminal; a command without a comment stays one line."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         joined = re.sub(r"(?m)^(\S(?:(?!  ).)*[^:\n])\n(?=\S)", r"\1 ", text)
         return "".join(f"{indent}{_fitted(line, width)}\n" for line in joined.splitlines())
 
 
 def _fitted(line: str, width: int) -> str:
-    """Continue a long line below the text after its last gap; prose at the margin."""
     column = re.match(r"(?:.*\S)? {2,}(?=\S)", line)
     if len(line) <= width or (column and not column[0].strip()):
         return line

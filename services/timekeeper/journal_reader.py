@@ -95,7 +95,6 @@ class JournalReader:
     async def _charged_so_far(
         self, leases: Sequence[Lease]
     ) -> tuple[dict[Namespace, Account], dict[str, int]]:
-        """Return all accounts, and until when each of these leases is charged already."""
         names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
         accounts = {
             account.namespace: account for account in await self.store.load(dict.fromkeys(names))
@@ -139,7 +138,7 @@ class JournalReader:
 
 
 def _run_times(journal: Journal) -> Iterator[tuple[Lease, float]]:
-    """Yield the pods that have ended, and for how many seconds they ran."""
+    """With the seconds that they ran."""
     for entry in journal.entries:
         for lease in entry.leases:
             has_run = lease.activated_at > 0 and lease.claim is None

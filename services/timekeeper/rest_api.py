@@ -102,7 +102,6 @@ class BudgetApi:
         return routes
 
     def reports(self) -> web.Application:
-        """GPUSharing's sidecars use neither TLS nor tokens."""
         routes = web.Application(middlewares=[_with_json_errors])
         routes[BOUNDS] = PORT_BOUNDS
         routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))
@@ -125,7 +124,7 @@ class BudgetApi:
         return web.json_response(proof_of_concept_json(self.timekeeper.balance_of(namespace)))
 
     async def old_report(self, request: web.Request) -> web.Response:
-        """Charge nothing. Reply to a sidecar whether it may terminate."""
+        """Charge nothing."""
         IGNORED_REPORTS.inc()
         if not self.answers_reports:
             return _error(410, GONE)
@@ -159,7 +158,6 @@ class BudgetApi:
         return viewer
 
     async def _granter(self, request: web.Request, namespace: Namespace) -> str:
-        """Raises AccessDeniedError unless the caller may grant."""
         viewer = await self._viewer(request)
         if self.authenticator.is_anonymous:
             text = "granting needs a token; start the timekeeper with --auth tokens or --auth kube"
@@ -183,7 +181,6 @@ class BudgetApi:
         return bool(is_terminated)
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
-        """Whether all other containers have terminated, or the pod is deleted."""
         if self.client is None:
             raise AssertionError("reports are answered only with a Kubernetes client")
         path = pod_path(namespace, name)

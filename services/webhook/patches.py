@@ -43,7 +43,7 @@ def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
 
 
 def add_variable(container: PodContainer, name: str, value: str) -> PatchOperation:
-    """Of several variables with one name the last takes effect."""
+    """Of several with one name the last takes effect."""
     entry = {"name": name, "value": value}
     if name in container.places:
         path = f"{container.path}/env/{container.places[name]}"

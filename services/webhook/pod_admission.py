@@ -115,7 +115,6 @@ class PodAdmission:
 
     @cached_property
     def containers(self) -> Sequence[PodContainer]:
-        """Return those of a new pod, or the ones that an update adds."""
         if self.old is None:
             return self.pod.containers
         before = {container.name for container in self.old.containers}
@@ -135,7 +134,6 @@ class PodAdmission:
 
     @cached_property
     def leased_containers(self) -> Sequence[PodContainer]:
-        """Return those that request GPUs by resources, if Leasehold serves the pod's scheduler."""
         if not self.policy.schedulers.serves(self.pod):
             return ()
         return [container for container in self.pod.containers if container.requests_gpu]

@@ -100,7 +100,7 @@ async def read_front_proxy(kube: KubernetesClient) -> FrontProxy:
 
 @dataclass(slots=True)
 class Registration:
-    """By it the API server knows whom to trust; its manifest creates it."""
+    """The APIService that has the authorities; its manifest creates it."""
 
     kube: KubernetesClient
 

@@ -343,7 +343,6 @@ def _permissions_changed(
     now: frozenset[Namespace] | None,
     seen: frozenset[Namespace],
 ) -> bool:
-    """Whether permissions for the namespaces in `seen` have changed."""
     if not seen:
         return False
     visible_before = seen if before is None else before & seen

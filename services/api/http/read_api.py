@@ -217,7 +217,6 @@ class ReadApi:
         return cost_of_lease(lease, projection.devices, projection.hardware, prices, now)
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
-        """Return for which leases without a known end a pod or its gang waits."""
         now = self.service.clock.now()
         projection = self.service.projection
         totals = list(projection.totals.values())
@@ -577,7 +576,6 @@ class ReadApi:
         return budget_history(account, window, entries, at_ms=accounts.now_ms)
 
     async def _trace(self, pod: PodUid) -> TraceView:
-        """Return the spans that can be read here, or else the times of the pod's steps."""
         id_ = trace_id_of(pod)
         spans = await asyncio.to_thread(read_trace, self.spans, id_) if self.spans else ()
         if spans:

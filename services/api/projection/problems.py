@@ -177,7 +177,7 @@ class ComponentMonitor:
         return {service: tuple(sorted(versions[service])) for service in sorted(versions)}
 
     def clocks(self, others: Mapping[str, float], now: float) -> dict[str, tuple[str, float]]:
-        """Return service and seconds ahead of most, by name; `others` are ahead of our clock.
+        """Return service and seconds ahead of most, by name.
 
         A message that was late counts only if the latest ones all were.
         """

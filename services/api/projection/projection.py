@@ -170,7 +170,6 @@ class Projection:
         return closed_by(view, self.nodes.get(view.node))
 
     def unmeasured_nodes(self) -> list[NodeName]:
-        """The agents of these nodes have leases and did not report their usage."""
         return [name for name in self.leased_nodes() if name not in self._measured]
 
     def update_measured(

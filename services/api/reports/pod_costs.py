@@ -42,7 +42,6 @@ def cost_of_lease(
 def cost_of_finished(
     pod: FinishedPod, devices: Mapping[DeviceUuid, DeviceView], prices: Prices
 ) -> PodCost:
-    """Count the devices that are still there."""
     part = Fraction(pod.gpus).limit_denominator(10_000) / max(len(pod.devices), 1)
     price = _price(dict.fromkeys(pod.devices, part), devices, prices)
     hours = _hours(pod.started, pod.ended)
@@ -64,7 +63,6 @@ def _devices_of(shares: Iterable[ShareView]) -> Iterable[DeviceUuid]:
 
 
 def _unused_since(shares: Iterable[ShareView], uuid: DeviceUuid, now: float) -> float:
-    """Return the last use by any container, also before it is marked as idle."""
     measured = [share.measured for share in shares if share.device == uuid and not share.init]
     since = [usage.idle_since if usage else None for usage in measured]
     return max((now if at is None else at for at in since), default=now)
@@ -79,7 +77,6 @@ def _price(
     devices: Mapping[DeviceUuid, DeviceView],
     prices: Prices,
 ) -> float | None:
-    """Return None if the price of a device is not known."""
     total = Fraction(0)
     for uuid, part in parts.items():
         price = prices.of(devices[uuid].model) if uuid in devices else None

@@ -212,7 +212,6 @@ def _slow(facts: RedisFacts) -> Finding | None:
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
-    """Return the first way in which the server can lose a write, or None."""
     if facts.role != "master":
         return fail(
             f"it is a {facts.role}: nothing can be written", "set --redis-url to the primary's URL"

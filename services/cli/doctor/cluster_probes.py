@@ -326,7 +326,6 @@ class ClusterProbes:
         )
 
     async def _reported(self) -> frozenset[str]:
-        """Another check finds fault with the server of these probes."""
         try:
             finding = await self.redis()
         except SkipError:
@@ -471,7 +470,6 @@ class ClusterProbes:
         return (await self.kubernetes.create(REVIEWS, body, AccessReview)).status.allowed
 
     async def _heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Observe them once for all checks; return the latest of each replica."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
         try:
@@ -548,7 +546,6 @@ def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
 
 
 def _days_left(trusted: bytes) -> float | None:
-    """Return how long the newest CA is valid, or None if there is none."""
     if not trusted:
         return None
     expiries = [

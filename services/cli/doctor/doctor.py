@@ -182,7 +182,7 @@ def doctor(flags: Doctor) -> int:
 
 
 def target_of(flags: Doctor) -> DoctorTarget:
-    """Return the nodes that `leasehold up` runs, or this node. Raises RequestError for others."""
+    """Raises RequestError for a node that `leasehold up` does not run."""
     directory, stack = stack_of(flags)
     saved = None if flags.kubelet_dir or flags.redis_url else stack
     if saved is None:
@@ -337,7 +337,6 @@ async def run_check(check: Awaitable[Finding]) -> Finding:
 async def _open_api_server(
     stack: AsyncExitStack, target: DoctorTarget
 ) -> KubernetesClient | LeaseholdError:
-    """A kubeconfig is optional: return why the API server cannot be used."""
     try:
         credentials = load_credentials(target.kubeconfig, environ=os.environ)
         return await stack.enter_async_context(KubernetesClient(credentials))
@@ -346,7 +345,7 @@ async def _open_api_server(
 
 
 async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | None:
-    """Return None if it fails, which the check `redis` reports."""
+    """The check `redis` reports why it fails."""
     if not target.redis_url:
         return None
     with contextlib.suppress(UnavailableError, RequestError, TimeoutError):

@@ -72,8 +72,8 @@ def explanation_of(
 ) -> Explanation:
     """`program` runs this program again; `problems` are those of components.
 
-    With all `nodes`, the explanation of a lease says which others have room for it now. `claims`
-    are lines about the pod's ResourceClaims; its `manifest` gets the patch.
+    All `nodes` are compared with that of a lease. `claims` are lines about ResourceClaims;
+    `manifest` gets the patch.
     """
     explanation = _without_problems(pod, view, schedulers, program, nodes)
     lines = (*claims, *explanation.lines, *(f"problem     {problem}" for problem in problems))
@@ -238,7 +238,6 @@ def _process_lines(processes: Sequence[ProcessView]) -> Iterator[str]:
 
 
 def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> Iterator[str]:
-    """Yield why a device does not offer to new leases any more what holds this one."""
     reasons: dict[str, None] = {}
     for share in lease.shares:
         device = devices.get(share.device)
@@ -306,7 +305,6 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Several shares show the least usage."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
@@ -371,7 +369,6 @@ def _waiting(pod: PodSummary, view: PodView, waiting: WaitingDetails, program: s
 
 
 def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
-    """A Deployment may keep an older pod until this one is ready."""
     if not (pod.deployment and pod.revision):
         return ""
     name = rf"{re.escape(pod.deployment)}-(?!{re.escape(pod.revision)}-)[a-z0-9]+-[a-z0-9]{{5}}"
@@ -414,7 +411,6 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
 
 
 def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
-    """Yield nothing if the hint alone says what to do."""
     if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
         return
     if waiting.handed_over:

@@ -54,7 +54,6 @@ def _free_mib(node: NodeDevices) -> int:
 
 
 def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:
-    """Return an empty text if enough GPUs have room."""
     if node.cordoned or node.unschedulable:
         return f"it gets no pods: {node.cordoned or 'it is unschedulable'}"
     lacks = sorted(_lack_of_device(device, size) for device in node.devices)
@@ -68,7 +67,6 @@ def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:
 
 
 def _lack_of_device(device: DeviceView, size: ShareSize) -> tuple[int, str]:
-    """Return an order, first what lacks the least, and what the device lacks."""
     free_mib = device.memory_mib - device.used_memory_mib
     free_cores = 100 - device.used_cores_percent
     name = f"GPU {device.index}"

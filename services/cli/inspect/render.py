@@ -189,7 +189,6 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
 
 
 def _offered(device: DeviceView) -> str:
-    """Return an empty text in MIG mode, and for HAMi-core alone."""
     if device.replicas is not None:
         return _replicas_text(device.replicas)
     if device.mode == DeviceMode.MIG or (device.offer == HAMI_CORE_ALONE and not device.missing):

@@ -68,7 +68,6 @@ def pod_to_explain(server: KubernetesApi, namespace: str, text: str) -> PodSumma
 
 
 def _order(pod: ApiPod) -> tuple[bool, bool, float]:
-    """Pods that wait come first, then those that run, each the newest first."""
     created = pod.metadata.creation_timestamp or LONGEST_AGO
     ended = pod.status.phase in {"Succeeded", "Failed"}
     return ended, bool(pod.spec.node_name), -created.timestamp()
@@ -83,7 +82,6 @@ def _pods_of(server: KubernetesApi, namespace: str, kind: str, name: str) -> Ite
 
 
 def _newest_failure(server: KubernetesApi, namespace: str, kind: str, name: str) -> _Event | None:
-    """The Event may be of a workload whose next pod has this name."""
     path = objects_path(namespace, "events")
     events = [
         event

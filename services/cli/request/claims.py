@@ -36,7 +36,6 @@ class ClaimReport(View, frozen=True, kw_only=True):
     """As it is, another driver serves the claim."""
     warnings: tuple[str, ...] = ()
     shares: tuple[ClaimedShare, ...] = ()
-    """Once it is changed so."""
 
 
 def report_of_claim(claim: ManifestClaim) -> ClaimReport:

@@ -108,7 +108,7 @@ class ExampleNode:
 
 
 def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
-    """Parse `MODEL` or `MODEL:mig`. Raises RequestError."""
+    """Raises RequestError."""
     model, _, mode = text.partition(":")
     if model not in GPU_MODELS:
         raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(GPU_MODELS)}")
@@ -180,7 +180,6 @@ class PodReport(View, frozen=True, kw_only=True):
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Of words without effect."""
     binding: dict[str, str] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
 
@@ -253,7 +252,6 @@ def report_of(
 
 
 def _fault_of(pod: ApiPod, rules: Rules) -> Hint | None:
-    """Return what admission says of an invalid request."""
     try:
         view = view_of(pod)
         amount = next((word for word in find_misplaced(view) if word.is_resource), None)

@@ -48,7 +48,6 @@ def _stop_supervisor(directory: StateDir, pid: int) -> None:
 
 
 def leftovers(directory: StateDir) -> list[int]:
-    """Leave out our own process."""
     marker = f"{SUPERVISED_VARIABLE}={directory.root}".encode()
     pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):

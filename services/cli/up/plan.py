@@ -54,7 +54,6 @@ def usage_port(node: str) -> str:
 
 
 def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Plan:
-    """Choose those in the flags, else those of the last run, else free ones."""
     servers.check_loopback()
     requested = {
         "nats": settings.nats_port,
@@ -127,7 +126,6 @@ def layouts_of(
 
 
 def _layouts(gpus: str, nodes: int | None, before: list[str]) -> list[str]:
-    """Return those in `gpus`, else those of the last run where they fit, else the default."""
     layouts = [layout.strip() for layout in gpus.split(",") if layout.strip()]
     if layouts:
         return layouts

@@ -45,7 +45,6 @@ SIZE_LINES = 2
 
 
 def status(flags: Status) -> int:
-    """Return 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
     pid = supervisor_pid(directory)
     state = load_state(directory)
@@ -137,7 +136,6 @@ Try next:
 
 
 def has_shares(*, local: bool, library: object) -> bool:
-    """On this machine's GPUs, a library has to limit pods."""
     return not local or bool(library) or Path(LIBRARY_DIRECTORY).exists()
 
 

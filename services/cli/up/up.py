@@ -51,7 +51,7 @@ _READY = b"\0"
 
 
 def run_in_background(run: Callable[[Callable[[str], None]], int], directory: StateDir) -> int:
-    """Print what the process reports until it is ready (returns 0) or exits (returns 1)."""
+    """Print what the process reports until it is ready or exits."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     child = os.fork()
@@ -124,7 +124,6 @@ def _redirect_output(path: Path) -> None:
 def forget_devices(
     directory: StateDir, before: Mapping[str, str], layouts: Mapping[str, str]
 ) -> None:
-    """Agents of nodes whose layout differs from the last run forget their devices."""
     for node in before.keys() - layouts.keys():
         for folder in (directory.agent(node), directory.node(node)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -122,7 +122,7 @@ def _uses_of(
 def device_states(
     nodes: Iterable[NodeTotals], sizes: Iterable[Size]
 ) -> dict[DeviceUuid, tuple[str, bool]]:
-    """Return the model of every device, and whether it has room for one of the sizes."""
+    """Return models, and whether one of the sizes has room."""
     sizes = sorted(sizes)
     states: dict[DeviceUuid, tuple[str, bool]] = {}
     for totals in nodes:

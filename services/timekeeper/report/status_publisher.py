@@ -46,7 +46,6 @@ class StatusPublisher:
     async def publish(
         self, budget: Budget, account: Account, current: Balance, *, changed: bool
     ) -> None:
-        """Write the status when it has changed, and every minute; write Events of a change."""
         if self.objects is None:
             return
         name = account.namespace

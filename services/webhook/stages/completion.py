@@ -30,7 +30,6 @@ def set_deadline(admission: PodAdmission) -> Denial | Changes | None:
 
 
 def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
-    """Deny a GPU pod, or let it wait at a gate."""
     budget = admission.budget
     if budget is None:
         return None
@@ -73,7 +72,6 @@ def set_runtime_class(admission: PodAdmission) -> Changes | None:
 
 
 def add_annotations(admission: PodAdmission) -> Changes | None:
-    """Add what vendors' webhooks add, and the annotation of an exempted namespace."""
     patches = tuple(_annotations(admission))
     return Changes(patches=patches) if patches else None
 

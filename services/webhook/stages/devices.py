@@ -29,7 +29,6 @@ SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
 
 
 def deny_device_names(admission: PodAdmission) -> Denial | None:
-    """They select devices in the container runtime."""
     return denial_of(device_names(admission.pod, admission.containers))
 
 

@@ -51,7 +51,6 @@ def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple
 
 
 def _in_blocks(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> Hint | None:
-    """Return the blocks for as many MiB as the number that is written."""
     step = DIALECTS[pod.dialect].memory_step
     if step == MIB or request.memory_bytes is None:
         return None
@@ -135,7 +134,6 @@ def _requested_mib(request: GpuRequest, unit_mib: int) -> int | None:
 
 
 def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int) -> Hint | None:
-    """Return the amount for as many GiB as the number that is written."""
     if request.memory_units is not None:
         gib = request.memory_units
         changes = _changes(pod, request, memory_units=gib * GIB // unit_mib)
