@@ -11,7 +11,7 @@ from shared.credentials.turns import Turns
 
 T = TypeVar("T")
 SOON_S = 2.0
-"""How long a request for a waiting pod waits for its turn to search what has to end first."""
+"""How long a request for a waiting pod waits for its turn to try it."""
 
 
 class Trials:

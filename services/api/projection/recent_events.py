@@ -28,7 +28,7 @@ from shared.model.views.pods import SpanView
 
 MAX_EVENTS = 200
 MAX_WAITING = 100
-"""Pods' events of waiting."""
+"""Events that a pod waits, of those of pods."""
 MAX_EVENTS_OF_AGENT = 20
 MAX_OTHERS = 100
 """Of problems and budgets."""
