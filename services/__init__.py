@@ -3,5 +3,5 @@
 import gc
 
 GC_THRESHOLD = (20_000, 20, 50)
-"""Garbage collection is rare: imports and batches create many objects and hardly any cycles."""
+"""Imports and batches create many objects and hardly any cycles."""
 gc.set_threshold(*GC_THRESHOLD)

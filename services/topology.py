@@ -1,4 +1,4 @@
-"""The list of services, and which publishes what to which other, read from their signatures."""
+"""Which service publishes what to which other, read from their signatures."""
 
 import importlib
 from collections.abc import Mapping
@@ -13,25 +13,21 @@ from shared.runtime.service import Role, roles_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceEntry:
-    """A service's name, and the place of its class."""
-
     name: str
     module: str
     class_name: str
     per_node: bool = False
-    """Each replica serves one node, and uses only the subjects of that node."""
+    """Each replica serves one node, by subjects of its own."""
     beside: tuple[str, str] | None = None
     """Module and class of a service that runs in its process, under its name."""
 
     @property
     def classes(self) -> tuple[type, ...]:
-        """The classes that its process serves."""
         named = [(self.module, self.class_name), *([self.beside] if self.beside else ())]
         return tuple(getattr(importlib.import_module(module), name) for module, name in named)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The packages that hold them."""
         return tuple(kind.__module__.rpartition(".")[0] for kind in self.classes)
 
 
@@ -58,26 +54,24 @@ SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="api", module="services.api.service", class_name="ApiService"),
 )
 OPERATOR = ServiceEntry(name="operator", module="", class_name="")
-"""The user of the commands audit and doctor, which is not a service."""
+"""The user of `audit` and `doctor`."""
 ALL_SERVICES_PUBLISH = (Heartbeat,)
-"""Events that the runtime publishes for each replica of any service."""
+"""By the runtime, for each replica."""
 NO_CONSUMER = "(any observer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One service publishes an event that another consumes."""
-
     publisher: str
     consumer: str
     event: type[Event]
     is_request: bool = False
     observed: bool = False
-    """The consumer gets copies, and takes the event from no other consumer."""
+    """The consumer gets copies: another handles the event."""
 
     @property
     def delivery(self) -> str:
-        """How it is delivered: work, broadcast, request or observed."""
+        """Return work, broadcast, request or observed."""
         if self.observed:
             return "observed"
         return "request" if self.is_request else str(self.event.delivery)
@@ -85,7 +79,6 @@ class Edge:
 
 @cache
 def roles() -> Mapping[str, tuple[Role, ...]]:
-    """Return the roles of every service, by its name."""
     return {
         service.name: tuple(chain.from_iterable(map(roles_of, service.classes)))
         for service in SERVICES
@@ -93,12 +86,11 @@ def roles() -> Mapping[str, tuple[Role, ...]]:
 
 
 def published(service_roles: tuple[Role, ...]) -> set[type[Event]]:
-    """Return the events that a service publishes; replies to requests are not among them."""
+    """Return the events of a service, without replies."""
     return {event for role in service_roles if role.kind != "answers" for event in role.publishes}
 
 
 def edges() -> tuple[Edge, ...]:
-    """Return every edge; the consumer of an event that no service consumes is `NO_CONSUMER`."""
     by_name = dict(roles())
     runtime = Role(kind="publishes", method="runtime", publishes=ALL_SERVICES_PUBLISH)
     for service in SERVICES:
@@ -107,7 +99,6 @@ def edges() -> tuple[Edge, ...]:
 
 
 def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
-    """Join publishers with consumers, sorted by publisher, consumer and subject."""
     consumers: dict[type[Event], set[str]] = {}
     requests: set[type[Event]] = set()
     observations: set[tuple[str, type[Event]]] = set()
@@ -140,7 +131,6 @@ def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
 
 
 def mermaid() -> str:
-    """Draw a Mermaid flowchart: work solid, broadcasts and copies dotted, requests thick."""
     arrows = {"work": "-->", "broadcast": "-.->", "observed": "-.->", "request": "==>"}
     names: dict[str, str] = {}
     for edge in edges():
@@ -159,7 +149,6 @@ def mermaid() -> str:
 
 
 def table() -> str:
-    """Return one line per publisher, event and consumer."""
     rows = [(edge.publisher, edge.event.subject, edge.delivery, edge.consumer) for edge in edges()]
     rows.insert(0, ("PUBLISHES", "EVENT", "AS", "CONSUMES"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]

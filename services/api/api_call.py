@@ -1,4 +1,4 @@
-"""Routes of the API, and one request: who sent it, its parameters, and its body."""
+"""Routes of the API, and one request: its sender, parameters and body."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,14 +27,13 @@ class ApiCall:
     """The viewer has sent no token, and needs none to read."""
 
     def decode(self, kind: type[T]) -> T:
-        """Return the body. Raises RequestError with what is wrong with it."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except UNDECODABLE as error:
             raise RequestError(f"the body is not valid: {error}") from error
 
     def number(self, name: str) -> float | None:
-        """Return a parameter. Raises RequestError if it is not a number of 0 or more."""
+        """Raises RequestError unless it is a number of 0 or more."""
         text = self.query.get(name, "")
         if not text:
             return None
@@ -47,7 +46,7 @@ class ApiCall:
         return seconds
 
     def instant_ms(self, name: str) -> int | None:
-        """Return a parameter that is an instant, RFC 3339. Raises RequestError for other text."""
+        """Raises RequestError unless it is an instant, RFC 3339."""
         text = self.query.get(name, "")
         try:
             return round(datetime.fromisoformat(text).timestamp() * 1000) if text else None
@@ -57,7 +56,6 @@ class ApiCall:
             ) from error
 
     def period_ms(self) -> tuple[int | None, int | None]:
-        """Return the parameters `from` and `to`. Raises RequestError for an empty period."""
         start, end = self.instant_ms("from"), self.instant_ms("to")
         if start is not None and end is not None and start >= end:
             raise RequestError(f"from={self.query['from']} is not before to={self.query['to']}")
@@ -74,9 +72,9 @@ class Route:
     handler: Handler
     query: Mapping[str, str]
     needs_sync: bool
-    """It is unavailable before the ledger was read for the first time."""
+    """Unavailable before the ledger was read for the first time."""
     body: type[View] | None
-    """Of a POST, or None for a GET."""
+    """None for a GET."""
 
     @property
     def method(self) -> str:
@@ -88,10 +86,7 @@ class Route:
 
 
 class RouteTable(list[Route]):
-    """The routes of a class of handlers.
-
-    For example, `@ROUTES.at("/api/v1/gpus", needs_sync=True)` above a method serves the path.
-    """
+    """For example, `@ROUTES.at("/api/v1/gpus", needs_sync=True)` above a method serves the path."""
 
     def at(
         self,

@@ -59,7 +59,7 @@ MOST_GONE = 2_000
 
 
 class ChangeFeed:
-    """The latest rounds of changes. A reader that is further behind must start again."""
+    """A reader that is further behind must start again."""
 
     def __init__(self) -> None:
         self.id = uuid4().hex[:12]
@@ -81,7 +81,7 @@ class ChangeFeed:
         self._changed = asyncio.Event()
 
     def since(self, position: str) -> frozenset[ChangeKey] | None:
-        """Return the keys that changed after a position, or None if the position is not known."""
+        """Return None if the position is not known."""
         feed_id, _, number = position.rpartition("-")
         after = parse_decimal(number)
         if feed_id != self.id or after is None or after > self.version:
@@ -91,7 +91,6 @@ class ChangeFeed:
         return frozenset(key for version, keys in self._rounds if version > after for key in keys)
 
     async def wait_after(self, position: str, *, limit_s: float) -> bool:
-        """Wait for a change after a position; return False after `limit_s` without one."""
         changed = self._changed
         if position != self.position:
             return True
@@ -150,7 +149,6 @@ class ApiService:
         self.clock = clock
         self.ledger_clock = ledger_clock
         self.read_version = read_version
-        """Of the API server, where there is one."""
         self.read_usage = read_usage
         self.preemptions = preemptions
         self.timing = timing or ApiTiming()
@@ -163,7 +161,6 @@ class ApiService:
         self.clocks: Mapping[str, tuple[str, float]] = {}
         """By name, the service, and by how many seconds its clock is ahead of most."""
         self.replies_s: Mapping[str, float] = {}
-        """By server, how long it takes to reply."""
         self._replies_of_api_server: deque[float] = deque(maxlen=LATEST_REPLIES)
         self.data = DataAge()
         self.synced = False
@@ -231,7 +228,6 @@ class ApiService:
 
     @loops
     async def follow_ledger(self) -> None:
-        """Mark the nodes of every ledger change as stale; at the start, all nodes."""
         snapshot = await self.ledger.snapshot()
         self._mark_all_stale(snapshot)
         async for changes in self.ledger.changes(snapshot.position):
@@ -239,12 +235,11 @@ class ApiService:
 
     @loops(every_s=RESYNC_S, waits_first=True)
     async def resync(self) -> None:
-        """Mark everything as stale, in case an event or a change was missed."""
+        """An event or a change may have been missed."""
         self._mark_all_stale(await self.ledger.snapshot())
 
     @loops(every_s=lambda service: service.timing.round_s)
     async def refresh_all(self) -> None:
-        """Read stale nodes and pods, once there are some."""
         await self._wake.wait()
         self._wake.clear()
         while self._stale_nodes or self._stale_pods or self._all_pods_stale:
@@ -252,7 +247,7 @@ class ApiService:
         self.synced = True
 
     async def refresh(self) -> None:
-        """Read some stale nodes and all stale pods; if that fails, they stay stale."""
+        """If it fails, they stay stale."""
         nodes = sorted(self._stale_nodes)[:NODES_PER_ROUND]
         pods = sorted(self._stale_pods)
         all_pods = self._all_pods_stale
@@ -316,7 +311,7 @@ class ApiService:
 
     @loops(every_s=DATA_S)
     async def publish_data_age(self) -> None:
-        """Publish how old the data is, which also shows that the stream goes on."""
+        """This also shows that the stream goes on."""
         self.feed.publish({DATA})
 
     @loops(every_s=METRICS_S, waits_first=True)
@@ -328,7 +323,7 @@ class ApiService:
 
     @loops(every_s=lambda service: service.timing.usage_s)
     async def update_usage(self) -> None:
-        """Request the usage of all nodes with devices; of one that does not reply none is shown."""
+        """A node that does not reply has no usage."""
         nodes = [view.node for view in self.projection.nodes.values() if view.devices]
         usage = await self.read_usage(nodes)
         now = self.clock.now()
@@ -343,7 +338,7 @@ class ApiService:
 
     @loops(every_s=lambda service: service.timing.preemptions_s)
     async def watch_preemptions(self) -> None:
-        """Read the evictions, which are not published as events."""
+        """Evictions are not published as events."""
         state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
         self.data = structs.replace(self.data, ledger_at=self.clock.now())
         self.feed.publish(self.projection.update_preemptions(state))
@@ -374,7 +369,6 @@ class ApiService:
 
     @property
     def until_sample_s(self) -> float:
-        """Interval of samples, of which the first is made as soon as there is something."""
         return RANGES[0].step_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)

@@ -86,7 +86,6 @@ class ApiSettings(RequestSettings, LedgerSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError for contradictory settings, and for public access without a token."""
         RequestSettings.check(self)
         if (self.certificate_file is None) != (self.key_file is None):
             raise RequestError("--certificate-file and --key-file are needed together")
@@ -102,7 +101,7 @@ class ApiSettings(RequestSettings, LedgerSettings):
 
     @property
     def serving_files(self) -> ServingFiles | None:
-        """Return the TLS files, or None for HTTP. Raises RequestError if they cannot be loaded."""
+        """Return None for HTTP. Raises RequestError."""
         if self.certificate_file is None or self.key_file is None:
             return None
         return ServingFiles(self.certificate_file, self.key_file)

@@ -142,7 +142,6 @@ def _authenticator(settings: ApiSettings, kube: KubernetesClient | None) -> Auth
 
 
 async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: ApiSettings) -> None:
-    """Serve the API server, and begin anew when it changes how it presents itself."""
     namespace, _, name = settings.aggregated_secret.partition("/")
     directory = DirectoryStore(settings.state_dir / "aggregated")
     store = SecretStore(kube, namespace, name) if name else directory
@@ -181,7 +180,7 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
 
 
 async def _until_changed(proxy: FrontProxy, kube: KubernetesClient) -> None:
-    """Wait until the API server presents itself otherwise; it may be away meanwhile."""
+    """The API server may be away meanwhile."""
     while True:
         await asyncio.sleep(FRONT_PROXY_S)
         with suppress(UnavailableError):

@@ -1,1 +1,1 @@
-"""The auth service: credentials of NATS and Redis, and authorization of NATS connections."""
+"""Credentials of NATS and Redis, and authorization of NATS connections."""

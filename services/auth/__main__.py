@@ -34,7 +34,7 @@ async def serve_servers(auth: AuthService, bus: Bus) -> None:
 
 
 async def serve_auth(settings: AuthSettings) -> None:
-    """Serve until SIGTERM or SIGINT. NATS starts only after this service, which does not wait."""
+    """NATS starts only after this service, which does not wait for it."""
     namespace, name = settings.secret_name
     namespaces = ServiceNamespaces(system=namespace, agents=settings.agents_namespace)
     servers = ManagedServers(settings)

@@ -1,14 +1,13 @@
 """The certificate authority (CA), and its replacement while all stay connected; pure.
 
 `ca.crt` and `ca.key` issue certificates; `ca.trusted` is what servers and clients trust. An
-administrator replaces the CA by removing the first two. Each step needs nothing but what is stored,
-so that it may be repeated, and the administrator may begin anew at any time:
+administrator removes the first two to replace the CA, also during a replacement:
 
-1. A new CA is created, and trusted beside the one before: all certificates stay valid.
-2. Once that had time to reach every file, and the servers have loaded it, the new CA issues all
-   certificates.
-3. Once the servers have loaded theirs, and a connection succeeds that trusts the new CA alone, the
-   CA before is not trusted any more.
+1. A new CA is created, and trusted beside the one before.
+
+2. Once the servers have loaded that, the new CA issues all certificates.
+
+3. Once a connection succeeds that trusts the new CA alone, the one before is dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,26 +29,21 @@ TRUSTED = "ca.trusted"
 AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 365
 SERVER = "server"
-"""Holds the certificate of NATS and Redis."""
 EXTENDER = "extender"
 KUBE_SCHEDULER = "kube-scheduler"
-"""Server and client of the extender; its client's certificate is for the name of the latter."""
 API = "api"
 HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, API)
 
 
 class Rotation(StrEnum):
     TRUSTING = "trusting"
-    """Not every certificate is issued by the new CA."""
     REPLACING = "replacing"
-    """Every certificate is issued by the new CA; both are trusted."""
+    """All are issued by the new CA; both are trusted."""
     COMPLETE = "complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotationProgress:
-    """What this replica has made sure of."""
-
     loaded: bytes = b""
     """The `ca.trusted` that servers and clients have loaded."""
     verified: bytes = b""
@@ -60,7 +54,7 @@ NOTHING_OBSERVED = RotationProgress()
 
 
 def create_missing(data: dict[str, bytes], now: datetime) -> None:
-    """Create the CA if it is missing, and trust it beside those whose certificates may be in use.
+    """Trust the CA beside those whose certificates may be in use.
 
     Raises RequestError for a stored CA that cannot be parsed.
     """
@@ -86,10 +80,7 @@ def issue(
     *,
     client: bool = True,
 ) -> None:
-    """Issue a certificate, also for a `client`, if it is missing, due, or of an earlier CA.
-
-    A certificate of an earlier CA stays until the new CA is known to be trusted.
-    """
+    """Issue a certificate if it is missing, due, or of an earlier CA and the new one is trusted."""
     present = data.get(f"{name}.crt")
     if present:
         certificate = certificates.load(present)

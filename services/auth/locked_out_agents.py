@@ -1,6 +1,6 @@
 """Agents whose logins are refused for a time, since they flood NATS.
 
-A binder closes their connections; without this, they would be back within milliseconds.
+A binder closes their connections, and they would be back within milliseconds.
 """
 
 import logging
@@ -14,11 +14,11 @@ from shared.nats import subjects
 logger = logging.getLogger(__name__)
 
 FIRST_S = 30.0
-"""How long an agent is locked out the first time, and twice as long each later time."""
+"""How long the first lockout of an agent lasts; each later one lasts twice as long."""
 LONGEST_S = 600.0
-"""The longest such time."""
+"""The longest lockout."""
 FORGOTTEN_S = 3600.0
-"""After this, a time counts as the first one again."""
+"""After this time, a lockout counts as the first one again."""
 MOST_AGENTS = 10_000
 
 
@@ -29,7 +29,7 @@ class _LockOut:
 
 
 class LockedOutAgents:
-    """Every replica of the auth service receives the reports of every binder."""
+    """Every replica receives the reports of every binder."""
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self._ticks = ticks
@@ -38,7 +38,7 @@ class LockedOutAgents:
         )
 
     def note(self, user: str) -> None:
-        """Lock an agent out; reports during that time do not count."""
+        """Reports during a lockout do not count."""
         if not subjects.is_agent(user) or self._left_s(user):
             return
         before = self._agents.get(user)
@@ -51,7 +51,6 @@ class LockedOutAgents:
         return max(lock_out.until - self._ticks(), 0.0) if lock_out else 0.0
 
     def check(self, user: str) -> None:
-        """Raise AuthorizationRefusedError while an agent is locked out."""
         if left_s := self._left_s(user):
             raise AuthorizationRefusedError(
                 f"{user} is refused for {left_s:.0f} s more, since it has flooded NATS: another "

@@ -31,7 +31,7 @@ class ManagedServers:
         return replace(self.settings.redis_client_credentials, login_file=self._directory / "redis")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files of mode 0600. Raises RequestError on an I/O error."""
+        """Raises RequestError on an I/O error."""
         try:
             for name, content in files.items():
                 path = self._directory / name
@@ -41,24 +41,18 @@ class ManagedServers:
             raise RequestError(f"--state-dir {self._directory}: {error.strerror}") from error
 
     async def set_users(self, users: Sequence[Sequence[str]]) -> None:
-        """Set the users of Redis and their permissions. Raises UnavailableError if it refuses."""
+        """Raises UnavailableError."""
         await set_users(self.settings.redis_url, self.redis_credentials, users)
 
     async def reload(self) -> None:
-        """Make both reload their certificates and trusted CAs.
-
-        Raises UnavailableError if NATS does not reply.
-        """
+        """Raises UnavailableError if NATS does not reply."""
         if not await reload_servers(self.settings.nats_url, self._nats_system):
             raise UnavailableError("no NATS server replied to the reload request")
         if directory := self.settings.redis_files:
             await reload_certificate(self.settings.redis_url, self.redis_credentials, directory)
 
     async def verify(self, certificate: bytes) -> None:
-        """Check that the servers serve this certificate, trusting the CA that issues them alone.
-
-        Raises UnavailableError if one does not.
-        """
+        """Raises UnavailableError unless the servers serve this certificate, of the issuing CA."""
         alone = TlsFiles(ca=self._directory / ISSUING_CA)
         expected = certificates.load(certificate).not_valid_after_utc
         system = replace(self._nats_system, tls=alone)

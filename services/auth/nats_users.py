@@ -1,9 +1,7 @@
 """The users of NATS and their permissions, from the declared topology: one per service and node.
 
-A user may publish its service's events, send its requests, and reply to requests and work that it
-receives; the user of a node to each only once, as it could otherwise reply to those of other nodes.
-It may subscribe to its service's subjects and to an inbox of its own. Everything else is denied.
-The subjects of a node's user end in the node's name.
+The user of a node may reply once to each request, as it could otherwise reply to those of other
+nodes.
 """
 
 import json
@@ -37,20 +35,16 @@ CONNECTION_LIMITS = {
     "max_subscriptions": 80,
     "max_sub_tokens": 8,
 }
-"""What the server keeps in memory: connections in total, with TLS about 100 KiB for each; then for
-each connection a message that is being received, messages that it has not read yet, and its
-subscriptions, each with this many tokens at most. The server ignores limits in the response of
-an auth callout."""
+"""Bounds of the server's memory: a connection with TLS takes about 100 KiB. The server ignores
+limits in the response of an auth callout."""
 SYSTEM_ACCOUNT = "SYS"
 SERVER_REQUESTS = tuple(subjects.server_request("*", name) for name in ("CONNZ", "KICK"))
 KEEPER_OF_SHARES = "binder"
-"""Closes connections: `shared.nats.connection_shares`."""
+"""It closes connections: `shared.nats.connection_shares`."""
 LOGIN_REFUSER = "auth"
-"""Refuses the logins of agents that flood NATS."""
 AUTHORIZATION_S = 5
 """A server closes a connection that is not authorized in this time."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
-"""Of NATS servers' authorization requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +63,7 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 
 
 def operator_user() -> NatsUser:
-    """Return the user of `doctor`, which receives heartbeats."""
+    """`doctor` receives heartbeats."""
     return NatsUser(
         name=OPERATOR.name,
         publish=(),
@@ -83,11 +77,7 @@ def operator_user() -> NatsUser:
 def service_users(
     services: Iterable[ServiceEntry], nodes: Sequence[NodeName]
 ) -> tuple[NatsUser, ...]:
-    """Return the users of these services, those with one replica per node of these nodes.
-
-    For example, the user `node-agent.gpu-1` may publish
-    `leasehold.broadcast.device.reported.v1.gpu-1`, and the same subject of no other node.
-    """
+    """For example, `node-agent.gpu-1` may publish to subjects that end in its node."""
     by_name = roles()
     senders = _senders_by_event(by_name)
     return tuple(
@@ -184,7 +174,7 @@ def _sorted_unique(subjects: Iterable[str]) -> tuple[str, ...]:
 def nats_configuration(
     users: Sequence[NatsUser], secrets: Mapping[str, str], *, tls: tuple[Path, Path] | None = None
 ) -> str:
-    """Return nats-server's configuration of users; `tls` has files of a certificate and its key."""
+    """`tls` has the files of a certificate and its key."""
     files = {"cert_file": str(tls[0]), "key_file": str(tls[1])} if tls else None
     return _configuration(
         "Users and their permissions, from the topology, written by `leasehold credentials`.",
@@ -198,7 +188,7 @@ def nats_configuration(
 def auth_callout_configuration(
     auth: NatsUser, secrets: Mapping[str, str], issuer: str, files: str
 ) -> tuple[str, str]:
-    """Return nats-server's configuration with an auth callout: for one server, and for a cluster.
+    """Return configurations with an auth callout: for one server, and for a cluster.
 
     `issuer` is the public key that signs the responses; `files` is the directory of certificates.
     """
@@ -230,7 +220,7 @@ def auth_callout_configuration(
 def _accounts(
     users: Sequence[Mapping[str, Any]], system_users: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, object]:
-    """Return the account of our users, and the account of the servers, which exports to it."""
+    """Return our account, and the servers', which exports to it."""
     exported = (("stream", subjects.CONNECTED), *(("service", name) for name in SERVER_REQUESTS))
     replied = {"stream": {}, "service": {"response_type": "stream"}}  # by each server of a cluster
     system = {
@@ -250,7 +240,7 @@ def _accounts(
 
 
 def _configuration(*comments: str, **sections: object) -> str:
-    """Return a text of nats-server's format, in which JSON is valid."""
+    """JSON is valid in nats-server's format."""
     written = {name: section for name, section in sections.items() if section is not None}
     lines = [f"{name}: {json.dumps(section, indent=2)}" for name, section in written.items()]
     return "\n".join([*(f"# {text}" for text in comments), *lines, ""])

@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from shared.model.errors import RequestError
 
 ACCOUNT = 0 << 3
-"""First byte of an account's public key, whose text begins with A."""
+"""The text begins with A."""
 SERVER = 13 << 3
-"""First byte of a server's public key, whose text begins with N."""
+"""The text begins with N."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 SEED_BYTES = 32
 
 
 class TokenIssuer:
-    """An account's key pair; NATS servers accept authorization responses that it has signed."""
+    """An account's key pair, which signs authorization responses."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
@@ -47,7 +47,6 @@ def encode_key(prefix: int, key: bytes) -> str:
 
 
 def decode_key(prefix: int, text: str) -> bytes:
-    """Decode a public key with this prefix. Raises RequestError for any other text."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError as error:
@@ -60,10 +59,7 @@ def decode_key(prefix: int, text: str) -> bytes:
 
 
 def verify_claims(token: str, *, kind: int) -> dict[str, Any]:
-    """Return the claims of a token that its issuer, a key of this kind, has signed.
-
-    Raises RequestError if the signature or the token is not valid.
-    """
+    """Raises RequestError unless a key of this kind, the issuer, has signed the token."""
     try:
         head, body, signature = token.split(".")
         claims: dict[str, Any] = json.loads(_decode_base64(body))

@@ -13,26 +13,21 @@ from shared.model.errors import ConflictError, UnavailableError
 
 
 class RootSecretStore:
-    """The root Secret, and the Secrets and ConfigMaps that are derived from it."""
-
     def __init__(self, client: KubernetesClient, namespaces: ServiceNamespaces, name: str) -> None:
         self.client = client
         self.namespaces = namespaces
         self.name = name
 
     async def load(self) -> tuple[Mapping[str, bytes], str]:
-        """Return the root Secret's data and version.
-
-        Raises UnavailableError if it does not exist or the API server is down.
-        """
+        """Return the root Secret's data and version. Raises UnavailableError."""
         return await self._read(self._root({}))
 
     async def save(self, data: Mapping[str, bytes], version: str) -> None:
-        """Write the root Secret. Raises ConflictError if it changed after `version`."""
+        """Raises ConflictError if it changed after `version`."""
         await self._write(self._root(data), version)
 
     async def apply(self, managed: ManagedObject) -> bool:
-        """Write a derived object; return False if it held this data already."""
+        """Return False if the object held this data already."""
         while True:
             data, version = await self._read(managed)
             if all(data.get(key) == value for key, value in managed.data.items()):

@@ -1,7 +1,7 @@
 """The users of Redis or Valkey and their permissions: one per service, with the keys it needs.
 
-A function runs with its caller's permissions. A user that may load functions decides what all
-others run: only the binder may.
+A function runs with its caller's permissions. Only the binder may load functions: these decide what
+all others run.
 """
 
 import hashlib
@@ -17,20 +17,16 @@ PLANS = (
     *("lh-preemption:preemptions", "lh-preemption:promises"),
     "lh-preemption:leader:planner",
 )
-"""What planners write of it: the journal of evictions, the states of budgets, by which they decide,
-and the leader of binders are read only."""
+"""Planners only read the rest."""
 BUDGET = "lh-budget:*"
 TENURES = "lh:tenures"
 RUN_TIMES = "lh-run-times"
 
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "fcall_ro", "time")
-"""Clients of all users send them; all other commands run inside functions."""
+"""All other commands run inside functions."""
 WRITING_COMMANDS = ("fcall",)
-"""Of users that may call functions that write."""
 LOADING_COMMANDS = ("function|load", "function|list", "function|delete")
-"""Of the user that loads the functions which all users call."""
 FEED_COMMANDS = ("xread",)
-"""Of users that follow the ledger's changes."""
 OF_OTHERS_THAN_BINDERS = (
     *("budget_journal", "budgets", "enroll", "read_budgets", "read_run_times", "save_run_times"),
 )
@@ -41,11 +37,10 @@ READING = ("read_nodes", "status", "try_write")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUser:
-    """With patterns of the keys that it may write, and of those that it may read."""
+    """`writes` and `reads` are patterns of keys."""
 
     name: str
     functions: tuple[str, ...]
-    """Their commands are permitted."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     loads_functions: bool = False
@@ -110,13 +105,11 @@ USERS = (
     ),
 )
 ADMIN = "admin"
-"""The server's administrator: all permissions; no service uses it."""
 PROBE = "probe"
-"""For health checks: no password, and only the command PING."""
+"""No password, and only the command PING."""
 DEFAULT_USER_RULE = "user default off resetpass ~* &* +@all"
-"""Clients without a user have no permissions. The rules after `off` are for the server itself:
-Redis, and Valkey before 9.1, replay their append-only file as this user, and skip what it may
-not do."""
+"""The rules after `off` are for the server itself: Redis, and Valkey before 9.1, replay their
+append-only file as this user, and skip what it may not do."""
 
 
 def password_users() -> tuple[str, ...]:
@@ -124,7 +117,7 @@ def password_users() -> tuple[str, ...]:
 
 
 def acl_rule(user: RedisUser, digest: str) -> str:
-    """Return a user's line of an ACL file; `digest` is the SHA-256 of its password."""
+    """Return a line of an ACL file; `digest` is the SHA-256 of the password."""
     loading = LOADING_COMMANDS if user.loads_functions else ()
     writing = WRITING_COMMANDS if user.writes else ()
     of_functions = frozenset[str]().union(*(FUNCTIONS[name].commands for name in user.functions))
@@ -151,5 +144,4 @@ def redis_acl(digests: Mapping[str, str]) -> str:
 
 
 def password_digest(password: str) -> str:
-    """Return the SHA-256 digest of a password, as an ACL file contains it."""
     return hashlib.sha256(password.encode()).hexdigest()

@@ -1,7 +1,6 @@
 """The root Secret, and the objects and files that are derived from it.
 
-Only the auth service may read the root Secret. All else is derived from it, so that several
-replicas may write at once.
+All is derived from one Secret, so that several replicas may write at once.
 """
 
 import base64
@@ -31,14 +30,13 @@ ISSUER = "issuer"
 CHANGED_AT = "server.changed"
 """When the servers' certificate or trusted CAs were replaced, Unix seconds."""
 AUTH = "auth"
-"""The user of the auth callout at NATS; it has a password, as `SYSTEM`."""
 SYSTEM = "system"
-"""The user of NATS' system account. All users but these two are authorized by token."""
+"""All users but these two are authorized by token."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
-"""Names under which `kubectl port-forward` shows the page."""
+"""Of the page at `kubectl port-forward`."""
 RECENT = timedelta(days=7)
 ISSUING_CA = "issuing-ca.crt"
-"""The CA that issues certificates, without those that it replaces."""
+"""Without those that it replaces."""
 SecretData = Mapping[str, bytes]
 
 
@@ -49,7 +47,7 @@ class ManagedObject:
     name: str
     data: Mapping[str, bytes]
     for_agents: bool = False
-    """Whether it is in the namespace of the node agents."""
+    """It is in the namespace of the node agents."""
 
 
 def complete(
@@ -61,11 +59,10 @@ def complete(
     namespace: str,
     observed: RotationProgress = NOTHING_OBSERVED,
 ) -> dict[str, bytes]:
-    """Return the stored data, with missing entries created and due certificates renewed.
+    """Create missing entries, renew due certificates, and go on with the CA's replacement.
 
-    `names` are those of the servers NATS and Redis, `namespace` is that of the Services; with what
-    is `observed`, the replacement of the CA takes its next step. Raises RequestError for stored
-    certificates that cannot be parsed.
+    `names` are those of NATS and Redis, `namespace` is that of the Services. Raises RequestError
+    for stored certificates that cannot be parsed.
     """
     data = dict(stored)
     if len(data.get(ISSUER, b"")) != SEED_BYTES:
@@ -93,7 +90,7 @@ def files_of_servers(data: SecretData) -> tuple[bytes, bytes]:
 def managed_objects(
     data: SecretData, auth_user: NatsUser, nats_directory: str
 ) -> tuple[ManagedObject, ...]:
-    """Return objects; `auth_user` answers the auth callout, `nats_directory` has NATS' files."""
+    """`auth_user` answers the auth callout; `nats_directory` has NATS' files."""
     passwords = {name: data[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
     issuer = TokenIssuer(data[ISSUER]).public
     authority = {"ca.crt": data[TRUSTED]}
@@ -139,10 +136,9 @@ def own_files(data: SecretData) -> dict[str, bytes]:
 
 
 def redis_user_rules(data: SecretData) -> list[list[str]]:
-    """Return the arguments of one ACL SETUSER per user.
+    """Return the arguments of one ACL SETUSER per user, without the administrator.
 
-    The administrator is not changed. If an operator has given another administrator, as of a
-    managed server, the users `default` and `probe` are not changed either.
+    With another administrator, as of a managed server, `default` and `probe` are left out, too.
     """
     administrator = data[f"redis.{ADMIN}"].decode().partition(":")[0]
     lines = [line.split()[1:] for line in redis_acl(_password_digests(data)).splitlines()]
@@ -151,7 +147,7 @@ def redis_user_rules(data: SecretData) -> list[list[str]]:
 
 
 def should_reload(data: SecretData, now: datetime) -> bool:
-    """Whether servers may still use older files than those that they have."""
+    """Whether servers may still use older files."""
     changed = data.get(CHANGED_AT, b"")
     changed_at = int(changed) if changed.isdigit() else 0
     is_rotating = ca_rotation.rotation(data) is not Rotation.COMPLETE
@@ -159,7 +155,7 @@ def should_reload(data: SecretData, now: datetime) -> bool:
 
 
 def expires_at(data: SecretData) -> float:
-    """Return when the servers' certificate expires, in Unix seconds."""
+    """Unix seconds."""
     return certificates.load(data["server.crt"]).not_valid_after_utc.timestamp()
 
 

@@ -39,8 +39,7 @@ AT_ONCE = 16
 AT_ONCE_OF_HOST = 4
 """Of tokens that were not accepted lately, which cost their sender nothing."""
 MOST_WAITING_OF_HOST = 256
-"""Requests with such tokens that wait for these; a server that masquerades its clients sends those
-of many agents."""
+"""A server that masquerades its clients sends those of many agents."""
 UNREAD_S = 1.0
 """Pause of the update of Redis' users until the secrets have been read."""
 
@@ -58,8 +57,8 @@ class AuthTiming:
     authorized_s: float = 30.0
     """How long a review of a token that the API server knows is reused."""
     accepted_s: float = 3600.0
-    """The life of a token; for this time after it was accepted, it waits for no others of its host.
-    """
+    """The life of a token; for this time after it was accepted, it waits for no others of its
+    host."""
     refused_s: float = 5.0
     """How long a refusal is reused: a refused client retries continually."""
 
@@ -107,7 +106,6 @@ class AuthService:
         return None if self._issuer else "the secrets were not read yet"
 
     async def reconcile(self) -> Mapping[str, bytes]:
-        """Complete the root Secret, apply the objects derived from it, and return its data."""
         while True:
             stored, version = await self.secret_store.load()
             data = root_secret.complete(
@@ -153,10 +151,7 @@ class AuthService:
         await self.servers.set_users(self._redis_users)
 
     async def update_servers(self, data: Mapping[str, bytes]) -> bool:
-        """Have the servers load changed files; return whether a new CA can take its next step.
-
-        Raises UnavailableError if a server does not respond.
-        """
+        """Return whether a new CA can take its next step. Raises UnavailableError."""
         unchanged_s = self.clock.ticks() - self._unchanged_since
         if unchanged_s < self.timing.propagation_s:
             return False
@@ -175,7 +170,7 @@ class AuthService:
         return rotation is Rotation.REPLACING and await self._is_verified(data)
 
     async def _is_verified(self, data: Mapping[str, bytes]) -> bool:
-        """Verify the servers' new certificates; if one serves another, reload them later."""
+        """If a server serves another certificate, reload them later."""
         try:
             await self.servers.verify(data["server.crt"])
         except UnavailableError as error:
@@ -188,11 +183,7 @@ class AuthService:
         return True
 
     async def authorize(self, request: bytes) -> bytes:
-        """Reply to an authorization request of a NATS server.
-
-        Raises RequestError if it is not from a NATS server, UnavailableError if the API server does
-        not respond, or not before the NATS server has given up.
-        """
+        """Raises RequestError if the request is not from a NATS server, else UnavailableError."""
         parsed = auth_callout.parse_request(request.decode(errors="replace"))
         issuer = self._issuer
         now_s = round(self.clock.now())
@@ -218,13 +209,11 @@ class AuthService:
         ).encode()
 
     def note_flood(self, user: bytes) -> None:
-        """Refuse an agent for a time which a binder reports, as its connections are closed."""
         self._locked_out.note(user.decode(errors="replace"))
 
     async def _user_of_token(self, token: str, host: str) -> NatsUser:
-        """Review a token, or reuse its last review if that is recent.
+        """Tokens that were accepted lately queue by themselves, others with those of their host.
 
-        Tokens that were accepted lately queue by themselves, others with those of their host.
         Raises TooManyRequestsError if many of the host wait.
         """
         if not token:

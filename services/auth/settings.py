@@ -47,7 +47,6 @@ class AuthSettings(ApiServerSettings, LedgerSettings):
 
     @property
     def secret_name(self) -> tuple[str, str]:
-        """Namespace and name of the Secret. Raises RequestError unless both are given."""
         namespace, _, name = self.secret.partition("/")
         if not namespace or not name:
             raise RequestError(f"--secret {self.secret!r} must be NAMESPACE/NAME")

@@ -18,7 +18,6 @@ from shared.runtime.variables import check_variables
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
 BUG_EXIT_CODE = 70
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Why a file or disk takes no more output."""
 COMPLETE = "__complete"
 """Prints how the words after it may continue, for completion scripts."""
 
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _prepare_process(program: str) -> None:
-    """Set what is the whole process's. Ends it if it has no output."""
+    """End the process if it has no output."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     if not os.environ.get(DEBUG_VARIABLE):
         sys.excepthook = _report_bug
@@ -77,12 +76,10 @@ def complete_plugin() -> None:
 
 
 def _discard_output() -> None:
-    """Let the rest of the output go nowhere: Python writes it when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_namespace(arguments: Any) -> Any:
-    """Return the arguments with the context's namespace if they name none."""
     if getattr(arguments, "namespace", "") is not None:
         return arguments
     from services.cli.api_client import ApiClient

@@ -56,8 +56,6 @@ class NothingFoundError(LeaseholdError):
 
 
 class RefusedError(RequestError):
-    """With the `status` of the API's response."""
-
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
@@ -71,7 +69,6 @@ class KubernetesApi:
         self._advice = advice or (
             "`kubectl version` shows whether it does; --context or KUBECONFIG names another cluster"
         )
-        """What helps if it does not respond."""
 
     @cached_property
     def _complete(self) -> ClusterCredentials:
@@ -99,7 +96,7 @@ class KubernetesApi:
     def exchange(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] = JSON
     ) -> tuple[int, bytes]:
-        """Return the status and the body of a response. Raises UnreachableError without one."""
+        """Raises UnreachableError without a response."""
         credentials = self._complete
         server = urlsplit(credentials.server)
         connection: http.client.HTTPConnection = (
@@ -130,14 +127,14 @@ class KubernetesApi:
     def send(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] = JSON
     ) -> bytes:
-        """Return the body of a successful response. Raises KubernetesError for others."""
+        """Raises KubernetesError for a response that is no success."""
         status, content = self.exchange(method, path, body, headers)
         if status < 300:
             return content
         raise _kubernetes_error(method, path, status, content)
 
     def pod(self, namespace: str, name: str) -> "PodSummary":
-        """Raises NothingFoundError if the pod does not exist."""
+        """Raises NothingFoundError."""
         from services.cli.pod_summary import summary_of
 
         path = pod_path(namespace, name)
@@ -149,8 +146,12 @@ class KubernetesApi:
                 "another namespace"
             ) from error
 
+    def manifest(self, namespace: str, name: str) -> Mapping[str, Any]:
+        """Return a pod with all its fields."""
+        stored: dict[str, Any] = msgspec.json.decode(self.send("GET", pod_path(namespace, name)))
+        return stored
+
     def selected(self, path: str, selector: str = "") -> Iterator[ObjectMeta]:
-        """Yield the metadata of the objects of a collection, of all or those with these labels."""
         query = {"labelSelector": selector} if selector else {}
         try:
             for item in self.items(path, query):
@@ -163,7 +164,6 @@ class KubernetesApi:
             ) from error
 
     def items(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
-        """Yield the objects of a collection."""
         chosen = {"limit": "500", **query}
         while True:
             page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(chosen)}"))
@@ -174,10 +174,7 @@ class KubernetesApi:
 
 
 class ApiClient:
-    """Requests to the API of the Leasehold in a cluster, and to its API server.
-
-    The cluster is the one that the flags name, else that of the state directory or kubeconfig.
-    """
+    """The cluster is the one of the flags, else that of the state directory or kubeconfig."""
 
     def __init__(self, flags: ClusterArguments) -> None:
         directory, stack = stack_of(flags)
@@ -200,22 +197,21 @@ class ApiClient:
 
     @property
     def namespace(self) -> str:
-        """Return the namespace of the context, as for kubectl."""
         try:
             return load_credentials(self._kubeconfig, context=self._context).namespace
         except KubeconfigError:
             return "default"
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
-        """Return a response to a GET. Raises RequestError or UnavailableError with what to do.
+        """For example, `api.get("/api/v1/gpus", GpusView, node="gpu-1")`.
 
-        For example, `api.get("/api/v1/gpus", GpusView, node="gpu-1")`.
+        Raises RequestError or UnavailableError with what to do.
         """
         chosen = {name: text for name, text in query.items() if text}
         return self._decoded("GET", f"{path}?{urlencode(chosen)}" if chosen else path, None, kind)
 
     def post(self, path: str, body: object, kind: type[T]) -> T:
-        """Return a response to a POST. Raises RequestError or UnavailableError with what to do."""
+        """Raises RequestError or UnavailableError with what to do."""
         return self._decoded("POST", path, body, kind)
 
     @cached_property

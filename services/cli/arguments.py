@@ -48,9 +48,9 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def command(name: str, function: str, *examples: str) -> Callable[[type[C]], type[C]]:
-    """Declare the arguments of a command as a frozen dataclass; its docstring is the help.
+    """Declare the arguments of a command; its docstring is the help.
 
-    It becomes one when it is needed first: a process uses one command of all.
+    It becomes a dataclass when it is needed first: a process uses one command of all.
     """
 
     def declared(kind: type[C]) -> type[C]:
@@ -84,12 +84,12 @@ WORKLOADS = {
     )
     for alias in aliases
 }
-"""Kinds that kubectl's arguments may have before a slash: these are no namespaces."""
+"""They may precede a slash as in kubectl's arguments: these are no namespaces."""
 PODS = ("", "pod", "pods", "po")
 
 
 def not_empty(text: str) -> str:
-    """Raises ValueError for an empty text, as of a variable that is not set."""
+    """Raises ValueError: the text may be a variable that is not set."""
     if not text:
         raise ValueError("must not be empty")
     return text
@@ -133,19 +133,19 @@ def scope(text: str) -> str:
 
 
 def ledger_url(text: str) -> str:
-    """Parse the URL of a ledger, or an empty text. Raises ValueError for other text."""
+    """Raises ValueError unless the text is empty or the URL of a ledger."""
     if text and not re.match(r"rediss?(\+sentinel)?://.", text):
         raise ValueError("must be redis://HOST:PORT, rediss://, or redis+sentinel://HOST,HOST/NAME")
     return text
 
 
 def absolute(text: str) -> Path | None:
-    """Parse a path, which processes with another working directory read."""
+    """Processes with another working directory read the path."""
     return Path(text).absolute() if text else None
 
 
 def connection(default: Any, text: str, **form: Any) -> Any:
-    """Declare a flag that locates a server, which the help lists last."""
+    """Declare a flag that locates a server."""
     return argument(default, text, group="connection", **form)
 
 
@@ -155,7 +155,7 @@ def output(*more: str) -> Any:
 
 
 class Forms(tuple[str, ...]):
-    """Values of --output, of which custom columns have any columns."""
+    """Custom columns have any value."""
 
     __slots__ = ()
 
@@ -164,7 +164,6 @@ class Forms(tuple[str, ...]):
 
 
 def listed(*more: str) -> Any:
-    """Declare the form of a list of objects, which may have columns of one's own."""
     text = "format (default: text); custom-columns=POD:.name,NODE:.node shows fields of -o json"
     return argument("", text, "-o", one_of=Forms((*FORMS, *more)), constants={"--json": "json"})
 
@@ -179,17 +178,13 @@ def no_headers() -> Any:
 
 
 def namespace(default: str | None = None, *, all_: bool = False) -> Any:
-    """Declare the flag for a namespace, and with `all_` kubectl's flag for all of them.
-
-    Without a default, commands get the namespace of the context.
-    """
+    """Without a default, commands get the namespace of the context."""
     constants = {"-A --all-namespaces": ""} if all_ else {}
     text = f"namespace (default: {default or 'that of the context'})"
     return argument(default, text, "-n", constants=constants, read=not_empty)
 
 
 def any_namespace() -> Any:
-    """Declare the flag for a namespace of which all are the default."""
     constants = {"-A --all-namespaces": ""}
     return argument("", "namespace (default: all)", "-n", constants=constants)
 
@@ -254,8 +249,6 @@ class ClusterArguments(StateArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class UsageArguments(ClusterArguments):
-    """For commands that show measured usage beside leases."""
-
     idle_after: float | None = argument(
         None,
         "mark a share as idle after this time without a kernel or a change of its memory",
@@ -270,13 +263,9 @@ class UsageArguments(ClusterArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedArguments(UsageArguments):
-    """For commands that can show it as it changes."""
-
     watch: bool = watch()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerArguments(RedisLogin, ClusterArguments):
-    """For commands that read the ledger themselves."""
-
     redis_url: str = connection("", "the ledger", env="the one in DIR/state.json", read=ledger_url)

@@ -1,13 +1,5 @@
 """`leasehold credentials`: the users of NATS and Redis, printed, or written with their secrets.
 
-    DIR/nats.conf             for nats-server --config
-    DIR/users.acl             for valkey-server --aclfile; it holds digests of the secrets only
-    DIR/nats/USER             user:secret, for --nats-credentials of that service
-    DIR/redis/USER            user:secret, for --redis-credentials
-    DIR/ca.crt, ca.key        with --names: an authority, for --nats-ca-file and --redis-ca-file
-    DIR/server.crt, .key      the certificate that it issued for servers of these names
-    DIR/kube-scheduler.crt, .key  and for a kube-scheduler, as a client of the extender
-
 Only the owner can read the files, with --shared their group as well. An existing secret stays, and
 so does a server's certificate in the first half of its year.
 """
@@ -37,14 +29,12 @@ from shared.model.names import NodeName
 
 EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
-"""Logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
 NAMES = {
     "--nodes": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"),
     "--names": re.compile(r"(\*\.)?\w([-\w.]{0,251}\w)?|[0-9a-f:.]+", re.ASCII | re.IGNORECASE),
 }
-"""Names of objects of Kubernetes; names of servers, also with a wildcard, and IP addresses. Others
-would be paths of other files, or wildcards in the subjects of NATS."""
+"""Others would be paths of other files, or wildcards in the subjects of NATS."""
 
 
 class CredentialFiles:
@@ -53,10 +43,8 @@ class CredentialFiles:
         self.nats_configuration = root / "nats.conf"
         self.acl = root / "users.acl"
         self.authority = root / CERTIFICATE
-        """By this CA clients verify the servers."""
         self.certificate, self.key = root / f"{SERVER}.crt", root / f"{SERVER}.key"
         self.scheduler_certificate = root / f"{KUBE_SCHEDULER}.crt"
-        """Of the extender's client."""
         self.scheduler_key = root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
@@ -75,10 +63,7 @@ def write(
     names: Sequence[str] = (),
     shared: bool = False,
 ) -> CredentialFiles:
-    """Write everything for these nodes; with `names`, certificates for servers of these, too.
-
-    With `shared`, the files' group may read them. Raises RequestError if they cannot be written.
-    """
+    """`names` are of servers with certificates. Raises RequestError if a file cannot be written."""
     files = CredentialFiles(root.absolute())
     mode = 0o640 if shared else 0o600
     try:
@@ -107,7 +92,6 @@ def write(
 
 
 def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
-    """Make the CA once, and issue the certificates that are due."""
     now = datetime.now(UTC)
     pairs = (
         (files.authority, files.root / KEY),
@@ -157,7 +141,6 @@ def _print_rights(nodes: Sequence[NodeName], *, nats: bool, redis: bool) -> None
 def _ensure_secrets(
     users: Iterable[str], path_of: Callable[[str], Path], mode: int
 ) -> dict[str, str]:
-    """Return each user's secret; make and write those that do not exist."""
     user_secrets: dict[str, str] = {}
     for user in users:
         path = path_of(user)

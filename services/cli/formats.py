@@ -13,14 +13,12 @@ from shared.model.views.gpus import GpusView, MeasuredView
 from shared.model.views.leases import LeasesView
 
 WRAPPED_WIDTH = 30
-"""Columns that a wrapped text needs at least."""
 
 
 class FittedTable:
     """A table without as many of its least valuable columns as the width requires.
 
-    No cell is shortened; texts in the columns `wrapped` continue on the next line. A `wide` table
-    has all columns, others not those `of_wide`. Without `headers`, the titles are not shown.
+    No cell is shortened; texts in the column `wrapped` continue on the next line.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class FittedTable:
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table with the columns that fit, wider than the console if none are left."""
         widths = {
             title: self._width(number)
             for number, title in enumerate(self.titles)
@@ -85,7 +82,7 @@ def age(seconds: float) -> str:
 
 
 def size_text(size: ShareSize) -> str:
-    """Describe the size of a share; 0 percent of the cores are no limit."""
+    """0 percent of the cores are no limit."""
     cores = size.cores_percent
     return (
         f"{size.memory_mib} MiB{f' and {cores} % of the cores' if cores else ', cores not limited'}"
@@ -93,7 +90,7 @@ def size_text(size: ShareSize) -> str:
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
-    """Memory in MiB and percent of the cores, or `-` if not known."""
+    """MiB, and percent of the cores."""
     memory, cores = (measured.memory_mib, measured.cores_percent) if measured else (None, None)
     return "-" if memory is None else str(memory), "-" if cores is None else f"{cores}%"
 

@@ -31,10 +31,7 @@ def present_list(
     text: Callable[[T], "RenderableType"],
     names: Callable[[T], Iterable[str]] = lambda _: (),
 ) -> int:
-    """Show a list as `terminal.present` does, sorted and in the columns that the flags name.
-
-    `objects` are the fields of the view that have the objects, as for `objects_of`.
-    """
+    """`objects` is as for `objects_of`."""
 
     def read_sorted() -> T:
         view = read()
@@ -69,10 +66,7 @@ def path_of(text: str) -> Find:
 
 
 def objects_of(view: msgspec.Struct, fields: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects in fields of a view as plain values.
-
-    `nodes.devices` are the devices of all nodes, each with the other fields of its node.
-    """
+    """`nodes.devices` are the devices of all nodes, each with the other fields of its node."""
     plain = msgspec.to_builtins(view)
     for field in fields:
         outer, _, inner = field.partition(".")
@@ -85,11 +79,7 @@ def objects_of(view: msgspec.Struct, fields: Iterable[str]) -> Iterator[dict[str
 
 
 def sorted_by(view: T, fields: Iterable[str], path: str) -> T:
-    """Return the view with the objects of each field in the order of a path's value.
-
-    Objects without the value come first; nested objects stay below the one that has them. Raises
-    RequestError if no object has it.
-    """
+    """Objects without the value come first. Raises RequestError if no object has it."""
     find = path_of(path)
     changed: dict[str, Any] = {}
     values: list[Any] = []
@@ -119,7 +109,6 @@ def _sorted(items: Sequence[Any], find: Find, values: list[Any]) -> tuple[Any, .
 
 
 def _order(values: list[Any]) -> tuple[int, float, str]:
-    """Return a key by which numbers are ordered as numbers, and everything else as text."""
     value = values[0] if values else None
     if value is None:
         return (0, 0.0, "")
@@ -129,10 +118,7 @@ def _order(values: list[Any]) -> tuple[int, float, str]:
 
 
 def custom_columns(objects: Iterable[Any], spec: str, *, headers: bool = True) -> "FittedTable":
-    """Return a table with a row for each object, for example of `POD:.name,NODE:.node`.
-
-    Raises RequestError if the specification is none.
-    """
+    """For example, `POD:.name,NODE:.node`. Raises RequestError."""
     from services.cli.formats import FittedTable
 
     titles: list[str] = []

@@ -1,6 +1,5 @@
 """The parser of the whole command line, and its completion for bash, zsh, fish and kubectl.
 
-The scripts call `leasehold __complete WORDS`, so that they never differ from the commands.
 https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 """
 
@@ -46,7 +45,6 @@ GROUPS = {
     ),
     "On this machine": ("up", "status", "down", "sim", "version", "completion", "help"),
 }
-"""In the order of the help."""
 SCRIPTS = {
     "bash": """\
 _leasehold() {
@@ -78,18 +76,14 @@ NAMED = {
     "node": "node",
     "gpu": "gpu",
 }
-"""The kinds of names that values of arguments have."""
 COMPLETE_WITHIN_S = 3
-"""After it the process ends: a shell does not wait for a cluster that does not respond."""
+"""Time limit of a completion: a shell does not wait for a cluster that does not respond."""
 NO_FILES = ":4"
-"""To kubectl: do not offer names of files. The value of cobra's ShellCompDirectiveNoFileComp."""
+"""The value of cobra's ShellCompDirectiveNoFileComp, for kubectl."""
 
 
 def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
-    """Return the command that a command line names, and its arguments; exits if it is invalid.
-
-    Raises RequestError for arguments that contradict each other.
-    """
+    """Exit if the command line is invalid. Raises RequestError for contradictory arguments."""
     parser = build_parser(program, only=argv[0] if argv else "")
     if not argv:
         parser.print_help()
@@ -113,10 +107,7 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
 
 
 def build_parser(program: str = "leasehold", only: str | None = None) -> "CommandParser":
-    """Return the parser of the whole command line; `program` is its name in help and errors.
-
-    With `only`, the other commands are left out, or, if there is no such command, their arguments.
-    """
+    """With `only`, other commands are left out, or, if there is no such command, all arguments."""
     parser = CommandParser(
         prog=program,
         description="GPU sharing for Kubernetes: every share is a lease.",
@@ -171,15 +162,12 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Fits paragraphs and tables into the terminal; a command without a comment stays one line."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         joined = re.sub(r"(?m)^(\S(?:(?!  ).)*[^:\n])\n(?=\S)", r"\1 ", text)
         return "".join(f"{indent}{_fitted(line, width)}\n" for line in joined.splitlines())
 
 
 def _fitted(line: str, width: int) -> str:
-    """Continue a line that is too long below the text after its last gap; prose at the margin."""
     column = re.match(r"(?:.*\S)? {2,}(?=\S)", line)
     if len(line) <= width or (column and not column[0].strip()):
         return line
@@ -199,7 +187,6 @@ class CommandParser(argparse.ArgumentParser):
     _connection: argparse._ArgumentGroup | None = None
 
     def group(self, name: str) -> argparse._ActionsContainer:
-        """Return where flags of this group are added; the help lists `connection` last."""
         if not name:
             return self
         if self._connection is None:
@@ -225,7 +212,6 @@ class CommandParser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit because of unknown arguments, and suggest similar ones."""
         near = (_nearest(word.partition("=")[0], self._option_string_actions) for word in unknown)
         suggestion = next(filter(None, near), "")
         self.error(f"unknown arguments: {' '.join(unknown)}{suggestion}")
@@ -256,7 +242,6 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
-    """Return how the last word may continue, or nothing where its values are not known."""
     *before, word = words or ("",)
     parser, rest = _command_of(whole, before)
     actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags

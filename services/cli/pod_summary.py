@@ -14,6 +14,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count, parse_quantity
 from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.pods.observed_pod import rejection_of
+from shared.pods.pod_snapshot import claim_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,29 +27,30 @@ class PodSummary:
     scheduler: str = ""
     gates: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
-    """In its spec."""
+    claim_objects: tuple[str, ...] = ()
+    """Names of the ResourceClaims that exist, also for extended resources."""
     requests_gpus: bool = True
-    """By a resource that a dialect has, of which it requests more than none, or by a claim."""
+    """By a resource of a dialect with more than 0, or by a claim."""
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Resources that it requests and no dialect has, and whose names are those of GPUs."""
+    """Resources that no dialect has, and whose names are those of GPUs."""
     requested: frozenset[str] = frozenset()
-    """Resources of dialects of which it requests more than none."""
+    """Resources of dialects with more than 0."""
     none: frozenset[str] = frozenset()
-    """Resources of dialects that it requests with an amount of 0."""
+    """Resources of dialects with 0."""
     annotated: str = ""
-    """How a pod without a GPU requests by resources what its annotations stand for, if anything."""
+    """How a pod without a GPU requests by resources what its annotations stand for."""
     controller: str = ""
-    """Kind and name of the object that creates the pod again, or empty if none does."""
+    """Such as `Job train`."""
     deployment: str = ""
     revision: str = ""
-    """The label by which that Deployment distinguishes its ReplicaSets."""
+    """The label of that Deployment's ReplicaSet."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """Of the condition PodScheduled while it is false."""
     rejection: str = ""
-    """Why its kubelet rejected it, as `reason: message`."""
+    """Of its kubelet, as `reason: message`."""
     failure: str = ""
-    """Why it failed, as its kubelet or the container that failed first reports it."""
+    """Of its kubelet or the container that failed first."""
 
     @property
     def is_active(self) -> bool:
@@ -59,7 +61,7 @@ POD_TEMPLATE_HASH = "pod-template-hash"
 
 
 def _deployment_of(meta: ObjectMeta) -> str:
-    """Return a pod's Deployment: the names of its ReplicaSets end with their revision."""
+    """The names of a Deployment's ReplicaSets end with their revision."""
     suffix = f"-{meta.labels.get(POD_TEMPLATE_HASH, '')}"
     owners = (owner.name for owner in meta.owner_references if owner.kind == "ReplicaSet")
     return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")
@@ -87,6 +89,12 @@ def _whole(amount: object) -> int:
         return parse_count(str(amount))
     except RequestError:
         return 0
+
+
+def _claim_objects(pod: ApiPod) -> Iterator[str]:
+    yield from claim_names(pod)
+    if (extended := pod.status.extended_resource_claim_status) is not None:
+        yield extended.resource_claim_name
 
 
 def _annotated(pod: ApiPod) -> str:
@@ -134,6 +142,7 @@ def summary_of(pod: ApiPod) -> PodSummary:
         scheduler=pod.spec.scheduler_name,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
+        claim_objects=tuple(filter(None, _claim_objects(pod))),
         requested=frozenset(
             name
             for name, amount in amounts.items()

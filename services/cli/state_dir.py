@@ -1,7 +1,7 @@
 """The state directory of one `leasehold up`: its paths, its lock, its `state.json`.
 
-The supervisor holds `lock` (flock) as long as it runs, and writes its process id into it; the
-kernel releases the lock however the supervisor ends. Other commands read `state.json`.
+The supervisor holds `lock` (flock), with its process id: the kernel releases it however the
+supervisor ends.
 """
 
 import contextlib
@@ -22,11 +22,10 @@ from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, Unava
 
 FORMAT = 1
 SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
-"""Set in every process under the supervisor; its value is the state directory."""
+"""Its value is the state directory; set in every process under the supervisor."""
 LOCAL = "local"
-"""The layout of a node that has the GPUs of this machine."""
 MAX_ROOT_BYTES = 107 - len("/nodes/node-999/device-plugins/") - 36
-"""The kernel takes 107 bytes as the path of a unix socket in the state directory."""
+"""The kernel takes 107 bytes as the path of a unix socket."""
 
 
 class AlreadyRunningError(LeaseholdError):
@@ -41,28 +40,19 @@ class StateDir:
         self.kubeconfig = root / "kubeconfig"
         self.first_pod = root / "first-pod.yaml"
         self.installation = root / "installation.json"
-        """What the simulated cluster installs before it serves."""
         self.accounts = root / "accounts"
-        """The kubeconfigs of the services' accounts."""
         self.scheduler_configuration = root / "kube-scheduler.yaml"
-        """Of the simulated cluster's scheduler with the extender."""
         self.traces = root / "traces"
-        """Finished spans, one file per replica."""
         self.agents = root / "agents"
         self.credentials = root / "credentials"
-        """The users of NATS and Redis, and their secrets."""
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Return the directory at `path`, which need not exist."""
         return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - a symlink stays one
 
     @classmethod
     def found(cls, path: Path, kubeconfig: Path | None = None) -> Self:
-        """Return the directory at `path`, or KUBECONFIG's in place of a default that is absent.
-
-        With `kubeconfig`, the variable does not count.
-        """
+        """Without `kubeconfig`, KUBECONFIG's directory replaces a default that is absent."""
         directory = cls.at(path)
         if kubeconfig is None and path == StateArguments.state and not directory.root.exists():
             beside = cls.at(Path(os.environ.get("KUBECONFIG", "")).parent)
@@ -70,11 +60,9 @@ class StateDir:
         return directory
 
     def log(self, component: str) -> Path:
-        """Return the log of a component; the previous one ends in `.log.1`."""
         return self.root / "logs" / f"{component}.log"
 
     def run_file(self, component: str) -> Path:
-        """Return the file that a service writes once it is ready."""
         return self.root / "run" / f"{component}.json"
 
     def agent(self, node: str) -> Path:
@@ -90,7 +78,6 @@ class StateDir:
         return self.node(node) / "gpus"
 
     def make(self) -> None:
-        """Raises RequestError if the directories cannot be made."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("logs", "traces", "run", "valkey", "agents"):
@@ -102,8 +89,6 @@ class StateDir:
 
 
 class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
-    """As `state.json` shows it."""
-
     name: str
     pid: int | None = None
     address: str = ""
@@ -122,15 +107,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     kubeconfig: str
     nodes: Mapping[str, str]
-    """GPU layout of each simulated node, by name."""
+    """GPU layouts."""
     nats_credentials: str = ""
-    """File with the operator's user and secret for NATS, or empty if NATS requires none."""
+    """A file, or empty if NATS requires no login."""
     nats_ca: str = ""
-    """CA of the NATS that `up` started, or empty if it has none."""
+    """Empty unless `up` started NATS."""
     redis_credentials: str = ""
-    """The same for Redis."""
     library_source: str = ""
-    """HAMi-core's library, as `up` got it, or empty if there is none."""
     ports: Mapping[str, int] = {}
     components: tuple[ComponentState, ...] = ()
     format: int = FORMAT
@@ -151,7 +134,7 @@ def save_state(directory: StateDir, state: State) -> None:
 
 
 def load_state(directory: StateDir) -> State | None:
-    """Read `state.json`, or return None if there is none of this format.
+    """Return None if there is none of this format.
 
     Raises UnavailableError if this user may not read it.
     """
@@ -168,10 +151,9 @@ def load_state(directory: StateDir) -> State | None:
 
 
 def stack_of(flags: ClusterArguments) -> tuple[StateDir, State | None]:
-    """Return the state directory that flags name, and its stack, or None if another cluster counts.
+    """Return no stack if another cluster counts. Raises UnavailableError if it cannot be read.
 
     A stack of the default directory that does not run gives way to a KUBECONFIG of another cluster.
-    Raises UnavailableError if this user may not read it.
     """
     directory = StateDir.found(flags.state, flags.kubeconfig)
     state = load_state(directory)
@@ -186,10 +168,7 @@ def stack_of(flags: ClusterArguments) -> tuple[StateDir, State | None]:
 
 @contextlib.contextmanager
 def locked(directory: StateDir) -> Iterator[None]:
-    """Hold the lock, with our process id in it.
-
-    Raises AlreadyRunningError, which names the process that holds it.
-    """
+    """Raises AlreadyRunningError, which names the process that holds the lock."""
     with directory.lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,12 +184,12 @@ def locked(directory: StateDir) -> Iterator[None]:
 
 
 def write_supervisor_pid(directory: StateDir) -> None:
-    """Write our process id into the lock; a process that inherits the lock calls this again."""
+    """A process that inherits the lock calls this again."""
     directory.lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
 
 def supervisor_pid(directory: StateDir) -> int | None:
-    """Return the process that holds the lock (0 if unknown), or None if none does."""
+    """Return the process that holds the lock (0 if unknown), or None."""
     try:
         with directory.lock.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,7 +201,7 @@ def supervisor_pid(directory: StateDir) -> int | None:
 
 
 def wipe(directory: StateDir) -> None:
-    """Remove everything but the lock. Raises RequestError if it is not a state directory."""
+    """The lock stays. Raises RequestError if it is not a state directory."""
     names = {path.name for path in directory.root.iterdir()}
     own = {"lock", "logs", "traces", "run", "valkey", "agents", "credentials"}
     if names - own and "state.json" not in names:
@@ -244,7 +223,7 @@ def _read_pid(directory: StateDir) -> int | None:
 
 @contextlib.contextmanager
 def short_root(directory: StateDir) -> Iterator[StateDir]:
-    """Yield the directory, through a temporary symbolic link if its path is too long for sockets.
+    """Yield a temporary symbolic link if the path is too long for sockets.
 
     The kernel follows symbolic links in a socket's path.
     """

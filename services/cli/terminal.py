@@ -29,7 +29,7 @@ def program_name() -> str:
 
 
 def program() -> str:
-    """Return the command as a shell finds it: with the typed path if PATH has another or none."""
+    """Return the typed path if PATH has another program of this name or none."""
     typed = Path(sys.argv[0])
     if typed.name != NAME:
         return program_name()
@@ -41,16 +41,15 @@ def program() -> str:
 
 DEFAULT_WIDTH = 120
 UNBROKEN_WIDTH = 4_000
-"""Columns where the output is not a terminal: lines are never broken there."""
 
 
 API_VERSION = "cli.leasehold.dev/v1"
-"""Of the documents that commands print as JSON and YAML; no API server has them."""
+"""No API server has these documents."""
 CUSTOM_COLUMNS = "custom-columns="
 INTERVAL_S = 2.0
 """Interval of the output of commands with --watch."""
 CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
-"""Keys of documents that change all the time: usage, and texts with ages."""
+"""Keys of documents that change all the time."""
 
 
 def present(
@@ -59,10 +58,7 @@ def present(
     text: Callable[[S], "RenderableType"],
     names: Callable[[S], Iterable[str]] = lambda _: (),
 ) -> int:
-    """Show what is read in the form that the flags name, and return 0.
-
-    With --watch, show it again whenever it changes, until it is interrupted.
-    """
+    """With --watch, show it again whenever it changes, until it is interrupted."""
     watch = getattr(flags, "watch", False)
     before = None
     while True:
@@ -103,11 +99,7 @@ def show(
 
 
 def print_document(document: Any, output: str, kind: str = "") -> None:
-    """Print a document as `json` or `yaml`, with its `kind`, by default named after its type.
-
-    Texts in which anything could change how a terminal shows the rest are escaped, as the form
-    allows: readers of JSON and YAML get what the document has.
-    """
+    """Texts that could change how a terminal shows the rest are escaped, as the form allows."""
     typed = {
         "apiVersion": API_VERSION,
         "kind": kind or type(document).__name__.removesuffix("View"),
@@ -126,10 +118,7 @@ def print_document(document: Any, output: str, kind: str = "") -> None:
 
 
 def print_text(content: "RenderableType") -> None:
-    """Print in colour and in its width to a terminal; otherwise plain, with unbroken lines.
-
-    Values of pods are no markup, and change nothing else.
-    """
+    """Values of pods are no markup."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 

@@ -52,7 +52,7 @@ class CostRecorder:
         self._idle: LastUses = {}
 
     async def record(self) -> None:
-        """Record until now. The journal is read last: it has all changes since the leases."""
+        """The journal is read last: it has all changes since the leases."""
         nodes = [totals async for page in self.ledger.totals.pages() for totals in page]
         before, self._idle = self._idle, await self._read_idle(nodes)
         recorded = await self.store.costs(0, 0)
@@ -87,7 +87,6 @@ class CostRecorder:
             await self.store.record_costs(journal, recorded, mark)
 
     async def _report_clock(self, until_ms: int, passed_ms: int) -> None:
-        """Report if the clock of Redis was ahead, and from when on costs are recorded again."""
         ahead_ms = until_ms - await self.store.now_ms()
         if max(ahead_ms, -passed_ms) <= CLOCK_STEP_MS:
             return
@@ -106,7 +105,7 @@ class CostRecorder:
             )
 
     async def _read_idle(self, nodes: Iterable[NodeTotals]) -> LastUses:
-        """Return since when shares are idle, of those that agents measure on their own nodes."""
+        """Agents measure the shares on their own nodes."""
         pods = {
             node_totals.node.facts.name: {lease.pod for lease in node_totals.leases}
             for node_totals in nodes
@@ -122,7 +121,6 @@ class CostRecorder:
 
 
 def _decode_sizes(text: str) -> dict[Size, int]:
-    """Return the sizes, or none if they are not readable."""
     try:
         return dict(msgspec.json.decode(text or "[]", type=list[tuple[Size, int]]))
     except UNDECODABLE:

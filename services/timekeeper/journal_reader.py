@@ -28,8 +28,6 @@ WHOLE_JOURNAL = 200_000
 
 
 class JournalReader:
-    """Any number of replicas may read at once."""
-
     def __init__(
         self,
         *,
@@ -43,10 +41,9 @@ class JournalReader:
         self.configuration = configuration
         self.factors = factors
         self.ended: deque[tuple[Lease, float]] = deque(maxlen=WHOLE_JOURNAL)
-        """And how many seconds their pods ran, for `learn_run_times`."""
+        """With the seconds that their pods ran, for `learn_run_times`."""
 
     async def learn_run_times(self) -> None:
-        """Learn from the pods that have ended since, and compare them with what was expected."""
         if not self.ended:
             return
         learned = await self.ledger.run_times.load()
@@ -60,7 +57,7 @@ class JournalReader:
         await self.ledger.run_times.save(learned)
 
     async def apply(self, known_ms: int) -> int:
-        """Apply the journal to its end; return the instant up to which it is complete.
+        """Return the instant up to which the journal is complete.
 
         Until `known_ms`, accounts are known to be complete.
         """
@@ -83,7 +80,7 @@ class JournalReader:
         await self._write_changes(journal, changes, accounts)
 
     async def _reconcile(self, known_ms: int) -> None:
-        """Reconcile with all live leases, because the journal was lost or trimmed."""
+        """The journal was lost or trimmed."""
         live = [lease async for page in self.ledger.load_all() for lease in page]
         journal = await self.store.unread_journal(WHOLE_JOURNAL)
         if journal.lost:
@@ -98,7 +95,6 @@ class JournalReader:
     async def _charged_so_far(
         self, leases: Sequence[Lease]
     ) -> tuple[dict[Namespace, Account], dict[str, int]]:
-        """Return all accounts, and until when each of these leases is charged already."""
         names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
         accounts = {
             account.namespace: account for account in await self.store.load(dict.fromkeys(names))
@@ -142,7 +138,7 @@ class JournalReader:
 
 
 def _run_times(journal: Journal) -> Iterator[tuple[Lease, float]]:
-    """Yield the pods that have ended after they had run, and for how many seconds."""
+    """With the seconds that they ran."""
     for entry in journal.entries:
         for lease in entry.leases:
             has_run = lease.activated_at > 0 and lease.claim is None

@@ -1,6 +1,6 @@
 """The REST interface: the paths of GPUSharing that are safe.
 
-Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance.
+No request of a tenant's pod changes a balance.
 """
 
 import re
@@ -43,7 +43,6 @@ Json = dict[str, object]
 
 
 def proof_of_concept_json(balance: Balance) -> Json:
-    """Return a balance as the proof of concept showed it, and more fields."""
     return {
         "budget_available": balance.state not in OUT_OF_BUDGET,
         "budget": optional(lambda units: units / UNITS_PER_GPU_MINUTE, balance.allowed_units),
@@ -65,13 +64,12 @@ SIDECAR = "gpu-sidecar"
 AT_ONCE = 32
 AT_ONCE_OF_ONE = 4
 MOST_WAITING = 50
-"""In progress at once, and of one address, of whose others so many wait."""
 PORT_BOUNDS = PortBounds(connections=256, free_body_bytes=16 * 1024)
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 READ_S = 5.0
-"""How long it is remembered whether a pod has ended, so that each is read once in this time."""
+"""How long it is remembered whether a pod has ended."""
 MOST_READS = 20
-"""Pods that are read for sidecars in a second."""
+"""Per second."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -104,15 +102,12 @@ class BudgetApi:
         return routes
 
     def reports(self) -> web.Application:
-        """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
         routes = web.Application(middlewares=[_with_json_errors])
         routes[BOUNDS] = PORT_BOUNDS
         routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))
         return routes
 
     def _in_turn(self, handler: Handler) -> Handler:
-        """Have addresses take turns, once their requests have arrived."""
-
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self._turns.turn(request.remote or ""):
                 return await handler(request)
@@ -120,7 +115,6 @@ class BudgetApi:
         return handle
 
     async def old_budget(self, request: web.Request) -> web.Response:
-        """Show a budget as the proof of concept did, with more fields."""
         namespace = _namespace(request)
         viewer = await self._viewer(request)
         seen = await viewer.visible([namespace])
@@ -130,7 +124,7 @@ class BudgetApi:
         return web.json_response(proof_of_concept_json(self.timekeeper.balance_of(namespace)))
 
     async def old_report(self, request: web.Request) -> web.Response:
-        """Charge nothing. Reply to a sidecar whether it may terminate."""
+        """Charge nothing."""
         IGNORED_REPORTS.inc()
         if not self.answers_reports:
             return _error(410, GONE)
@@ -155,7 +149,6 @@ class BudgetApi:
         return web.json_response(proof_of_concept_json(balance))
 
     async def _viewer(self, request: web.Request) -> Viewer:
-        """Return the caller. Raises AccessDeniedError without a known token."""
         token = bearer_token(request.headers.get("Authorization", ""))
         viewer = await self.authenticator.authenticate(token, request.remote or "")
         if viewer is None:
@@ -165,7 +158,6 @@ class BudgetApi:
         return viewer
 
     async def _granter(self, request: web.Request, namespace: Namespace) -> str:
-        """Return the caller's name. Raises AccessDeniedError unless it may grant."""
         viewer = await self._viewer(request)
         if self.authenticator.is_anonymous:
             text = "granting needs a token; start the timekeeper with --auth tokens or --auth kube"
@@ -179,10 +171,7 @@ class BudgetApi:
         return viewer.name
 
     async def _may_terminate(self, namespace: Namespace, name: str, address: str) -> bool:
-        """Return whether a pod's sidecar may terminate; False, to retry, after too many requests.
-
-        Anyone may ask, so that each pod is read once in `READ_S`, and few in a second.
-        """
+        """Anyone may ask, so that each pod is read once in `READ_S`, and few in a second."""
         if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
             raise RequestError("namespace and pod_name must be names of Kubernetes")
         is_terminated = self._terminated.get((namespace, name))
@@ -192,7 +181,6 @@ class BudgetApi:
         return bool(is_terminated)
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
-        """Whether all other containers have terminated, or the pod is deleted."""
         if self.client is None:
             raise AssertionError("reports are answered only with a Kubernetes client")
         path = pod_path(namespace, name)

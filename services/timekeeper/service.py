@@ -1,7 +1,7 @@
 """The timekeeper: reads the journal of leases, charges namespaces, and publishes budgets.
 
-Any number of replicas may run. Every step is decided on a revision and refused on any other, and
-all times are of the ledger's clock, so neither pauses nor the hosts' clocks change a total.
+Any number of replicas may run: every step is refused on another revision than it was decided on.
+All times are of the ledger's clock, so no pause and no host's clock changes a total.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ LEARN_EVERY_S = 30.0
 
 @publishes(UsageRequest)
 class Timekeeper:
-    """Caches every account, and drops the copy when another replica has written it."""
+    """An account's copy is dropped when another replica has written it."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Timekeeper:
         self.horizon_ms = 0
         self.has_counted = False
         self.must_report = True
-        """Whether something that was published, or should have been, may be lost."""
+        """Something that was published, or should have been, may be lost."""
 
     @loops
     async def watch_configuration(self) -> None:
@@ -97,7 +97,6 @@ class Timekeeper:
 
     @loops
     async def watch_quotas(self) -> None:
-        """Read the quotas, whose statuses it writes."""
         if self.statuses.quotas is None:
             await asyncio.Event().wait()
         else:
@@ -110,7 +109,6 @@ class Timekeeper:
 
     @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def record_costs(self) -> None:
-        """Record what GPUs were used for; one of the replicas does, once a minute."""
         if self.costs is None or not self.has_counted:
             return
         if await self.store.acquire_lock("costs", every_ms=REPORT_EVERY_MS):
@@ -136,10 +134,7 @@ class Timekeeper:
         self.must_report = True
 
     async def count(self) -> list[BudgetChanged]:
-        """Apply the journal, advance every account, and return the events that follow.
-
-        After one that failed, they include the state of every budget: a change may be saved.
-        """
+        """After a count that failed, return the state of every budget: a change may be saved."""
         self.configuration.prices.read()
         await self._discard_damaged()
         await self._restore_lost()
@@ -161,10 +156,7 @@ class Timekeeper:
         return events
 
     def balance_of(self, namespace: Namespace) -> Balance:
-        """Return a namespace's balance at the last count.
-
-        Raises ConflictError before the first count is complete.
-        """
+        """Raises ConflictError before the first count is complete."""
         if not self.has_counted:
             raise ConflictError("nothing was counted yet; try again in some seconds")
         budget = self.configuration.budget_of(namespace)
@@ -176,7 +168,7 @@ class Timekeeper:
         return balance(account, budget, self.horizon_ms)
 
     async def _discard_damaged(self) -> None:
-        """Discard accounts that cannot be read: they are lost, and restored as such."""
+        """They are restored as lost ones."""
         if discarded := await self.store.discard_damaged():
             VIOLATIONS.labels("account-damaged").inc(len(discarded))
             logger.error("deleted from Redis, as it cannot be read: %s", ", ".join(discarded[:20]))
@@ -184,10 +176,7 @@ class Timekeeper:
     async def add_grant(
         self, namespace: Namespace, units: int, *, actor: str, reason: str, key: str
     ) -> Balance:
-        """Add units to the open window, once for each key, and return the new balance.
-
-        Raises RequestError without a budget to grant to, ConflictError if others keep writing.
-        """
+        """Add units once for each key. Raises RequestError without a budget, or ConflictError."""
         if not reason.strip():
             raise RequestError("a grant needs a reason, which the ledger stores")
         if units == 0:
@@ -208,7 +197,7 @@ class Timekeeper:
         raise ConflictError(f"the account of {namespace} changes too often; try again")
 
     def parse_grant(self, namespace: Namespace, amount: object) -> int:
-        """Return the units of an amount: GPU-minutes, or money of a budget in money."""
+        """Return the units of GPU-minutes, or of money for a budget in money."""
         in_money = self.configuration.budget_of(namespace).currency
         return parse_gpu_minutes(amount) * (60 if in_money else 1)
 
@@ -236,7 +225,6 @@ class Timekeeper:
         )
 
     async def _restore_lost(self) -> None:
-        """Restore accounts that the store has lost from their last copies."""
         copies = self.configuration.status_copies()
         if not copies:
             return

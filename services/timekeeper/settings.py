@@ -13,7 +13,7 @@ _FACTOR = re.compile(r"\d{1,6}(\.\d{1,3})?")
 
 
 def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
-    """Parse `MODEL=FACTOR,...` with at most three decimals. Raises RequestError otherwise."""
+    """Parse `MODEL=FACTOR,...`. Raises RequestError."""
     factors: dict[str, Fraction] = {}
     for text in listed:
         model, _, number = text.partition("=")
@@ -79,11 +79,10 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
 
     @property
     def auth_mode(self) -> str:
-        """How callers authenticate: none, tokens or kube."""
         return self.auth or ("tokens" if self.tokens else "none")
 
     def check(self) -> None:
-        """Raise RequestError for invalid or contradictory settings, or if they expose budgets."""
+        """Raises RequestError for contradictions, or for settings that expose budgets."""
         parse_factors(self.model_factors)
         if (self.auth_mode == "tokens") != (self.tokens is not None):
             raise RequestError("--auth tokens and --tokens FILE must be set together")

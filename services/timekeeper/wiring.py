@@ -40,7 +40,7 @@ from shared.runtime.run import open_bus, serve
 
 
 class AuthorityConfigMap:
-    """Has the authorities under `ca.crt`; the installation creates it empty."""
+    """The installation creates it empty."""
 
     def __init__(self, client: KubernetesClient, namespace: str, name: str) -> None:
         self.client = client
@@ -48,7 +48,7 @@ class AuthorityConfigMap:
         self._written = b""
 
     async def trust(self, authorities: bytes) -> None:
-        """Write the authorities once. Raises RequestError if there is no such ConfigMap."""
+        """Raises RequestError if there is no such ConfigMap."""
         if authorities != self._written:
             await self.client.patch_merge(self.path, {"data": {"ca.crt": authorities.decode()}})
             self._written = authorities
@@ -57,7 +57,7 @@ class AuthorityConfigMap:
 def serving_certificate(
     settings: TimekeeperSettings, client: KubernetesClient | None
 ) -> ServingCertificate | None:
-    """Return the certificate that `--api` serves, or None if it does not use TLS."""
+    """Return None if `--api` does not use TLS."""
     names = settings.names
     now = partial(datetime.now, UTC)
     if settings.secret and client is not None:

@@ -1,7 +1,6 @@
 """The admission decision: whether a pod may be created or updated, and its patches; pure.
 
-A pod goes through a table of stages, each of which denies it, changes it, or does nothing. Every
-container of every kind is checked; a container that requests no GPU sees none, whatever it sets.
+A container that requests no GPU sees none, whatever it sets.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,7 +60,6 @@ class Stage:
     """Applies in namespaces that administrators have exempted, too."""
 
     def is_for(self, admission: PodAdmission) -> bool:
-        """Whether the stage applies to a pod as earlier stages have left it."""
         if admission.exempt and not self.exempted:
             return False
         is_ours = admission.policy.schedulers.has(admission.pod)
@@ -167,7 +165,7 @@ UPDATE_STAGES = (
 """Only images and ephemeral containers can change an updated pod's devices."""
 
 ALL_PODS_STAGES = (Stage(choose_placer, "alone"),)
-"""Where administrators have Leasehold place all pods, for those without GPUs."""
+"""For pods without GPUs, where administrators have Leasehold place all pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +176,8 @@ class AdmissionDecision:
     patches: tuple[PatchOperation, ...] = ()
     warnings: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
-    """What the message, or the warnings, say to change; none if only a person can choose."""
+    """None if only a person can choose."""
     requests_gpu: bool = False
-    """The pod requests a GPU, and its request is admitted."""
 
 
 def denied(denial: Denial) -> AdmissionDecision:
@@ -193,11 +190,9 @@ def denied(denial: Denial) -> AdmissionDecision:
 
 
 def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> AdmissionDecision:
-    """Apply the stages in order, until one denies the pod.
+    """For example, `decide(PodAdmission(pod=pod, policy=policy)).allowed` is about a new pod.
 
-    For example, `decide(PodAdmission(pod=pod, policy=policy)).allowed` is whether a new pod may be
-    created, and `decide(PodAdmission(pod=pod, old=old, policy=policy), UPDATE_STAGES)` decides on
-    an update.
+    `decide(PodAdmission(pod=pod, old=old, policy=policy), UPDATE_STAGES)` decides on an update.
     """
     patches: list[PatchOperation] = []
     warnings: list[Hint] = []

@@ -36,9 +36,7 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str | None = None
     dry_run: bool | None = None
     raw_object: msgspec.Raw = msgspec.field(name="object", default_factory=msgspec.Raw)
-    """Undecoded."""
     raw_old_object: msgspec.Raw = msgspec.field(name="oldObject", default_factory=msgspec.Raw)
-    """The previous version, undecoded."""
 
     @property
     def is_new_pod(self) -> bool:
@@ -71,7 +69,6 @@ class _ReviewIn(msgspec.Struct, frozen=True):
 
 
 def decode_request(body: bytes) -> ReviewRequest:
-    """Decode the request of a review. Raises RequestError for any other body."""
     try:
         review = msgspec.json.decode(body, type=_ReviewIn)
     except UNDECODABLE as error:
@@ -84,10 +81,9 @@ def decode_request(body: bytes) -> ReviewRequest:
 
 
 def late_response(uid: str, *, all_pods: bool = False) -> bytes:
-    """Encode the review of a pod that could not be reviewed in time.
+    """A webhook that fails open would let in a pod that could not be reviewed in time.
 
-    A webhook that fails open would let it in unseen. `all_pods`: the review only chooses a
-    scheduler, so the pod keeps its own.
+    With `all_pods`, the review only chooses a scheduler, so the pod keeps its own.
     """
     text = (
         "the webhook is busy with other pods and did not get to this one in time: create it again "
@@ -98,7 +94,7 @@ def late_response(uid: str, *, all_pods: bool = False) -> bytes:
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
-    """Encode the review of a decision; API servers drop a warning that is not printable."""
+    """API servers drop warnings that are not printable."""
     response: dict[str, object] = {"uid": uid, "allowed": decision.allowed}
     if decision.warnings:
         response["warnings"] = list(map(cut, decision.warnings))
@@ -125,7 +121,7 @@ class NewAllocation:
     """The claim's `status.devices` has entries already."""
 
     def decide(self, reply: ClaimLeaseReply) -> AdmissionDecision:
-        """Return the decision on the write; an empty reply leaves it as it is."""
+        """An empty reply leaves the write as it is."""
         if reply.refusal:
             return denied(Denial(FORBIDDEN, reply.refusal))
         patches = [add(f"{DEVICES}/-", msgspec.Raw(device.encode())) for device in reply.devices]
@@ -135,10 +131,7 @@ class NewAllocation:
 
 
 def new_allocation(request: ReviewRequest) -> NewAllocation | None:
-    """Return the allocation that is written, or None if it is not ours or answered already.
-
-    Raises RequestError if the object is no ResourceClaim, or its allocation is malformed.
-    """
+    """Return None if the allocation is not ours or answered already. Raises RequestError."""
     try:
         claim = msgspec.json.decode(request.raw_object, type=ApiResourceClaim)
         before = msgspec.json.decode(request.raw_old_object, type=ApiResourceClaim)

@@ -9,20 +9,18 @@ STALE_S = 30.0
 
 
 class LargestDevice:
-    """The most MiB and the most units of any device, which may be of different ones."""
+    """The most MiB and the most units may be of different devices."""
 
     def __init__(self) -> None:
         self._reported_at: dict[DeviceMaximum, float] = {}
 
     def note(self, report: LargestDeviceReported, received_at: float) -> None:
-        """Record a report, received at this time of the process' monotonic clock, in seconds."""
         if len(self._reported_at) >= MOST_REPORTS:
             self._forget_old(received_at)
         maximum = DeviceMaximum(report.memory_mib, report.memory_units)
         self._reported_at[maximum] = received_at
 
     def now(self, now: float) -> DeviceMaximum | None:
-        """Return the maximum of the reports that count at `now` (of that clock), if any."""
         self._forget_old(now)
         if not self._reported_at:
             return None

@@ -22,7 +22,7 @@ def remove(path: str, key: str) -> PatchOperation:
 def add_annotation(
     pod: PodView, patches: Sequence[PatchOperation], key: str, value: str
 ) -> PatchOperation:
-    """Add an annotation, keeping those of the pod and those that `patches` add."""
+    """Keep the annotations of the pod, and those that `patches` add."""
     if pod.annotations or any(patch.path == ANNOTATIONS for patch in patches):
         return add(f"{ANNOTATIONS}/{escape_pointer(key)}", value)
     return add(ANNOTATIONS, {key: value})
@@ -43,7 +43,7 @@ def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
 
 
 def add_variable(container: PodContainer, name: str, value: str) -> PatchOperation:
-    """Set an environment variable. Of several with one name the last takes effect."""
+    """Of several with one name the last takes effect."""
     entry = {"name": name, "value": value}
     if name in container.places:
         path = f"{container.path}/env/{container.places[name]}"
@@ -56,10 +56,7 @@ def add_variable(container: PodContainer, name: str, value: str) -> PatchOperati
 def rename_amounts(
     container: PodContainer, names: Mapping[str, str]
 ) -> tuple[PodContainer, tuple[PatchOperation, ...]]:
-    """Return a container whose other names of resources are replaced, and the patches for it.
-
-    Raises RequestError for both names of one resource.
-    """
+    """Raises RequestError for both names of one resource."""
     amounts = container.amounts
     renamed_amounts = {other: name for other, name in names.items() if other in amounts}
     for other, name in renamed_amounts.items():
@@ -82,10 +79,10 @@ def rename_amounts(
 def complete_limits(
     container: PodContainer, changes: Mapping[str, int | None]
 ) -> Iterator[PatchOperation]:
-    """Add amounts to a container's limits and requests, or remove them (None).
+    """Amounts that are None are removed.
 
-    They must be equal for an extended resource, and the API server copies limits to requests only
-    before it calls webhooks.
+    Limits and requests must be equal for an extended resource, and the API server copies limits to
+    requests only before it calls webhooks.
     """
     for part, amounts in (("limits", container.limits), ("requests", container.requests)):
         path = f"{container.path}/resources/{part}"

@@ -27,7 +27,7 @@ TOO_MANY = "TooManyRequests"
 STATUSES = {BAD_REQUEST: 400, FORBIDDEN: 403, INVALID: 422, TOO_MANY: 429}
 """A denial's code is the reason of a Kubernetes Status."""
 MAX_SHOWN = 10
-"""In a message: a pod may have thousands of reasons."""
+"""A pod may have thousands of reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,10 @@ class Changes:
     patches: tuple[PatchOperation, ...] = ()
     warnings: tuple[Hint, ...] = ()
     pod: PodView | None = None
-    """As later stages see it, or None if they see it as before."""
+    """As later stages see it; None changes nothing."""
 
 
 Outcome = Denial | Changes | None
-"""A stage that denies the pod is the last that is applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,9 @@ class SchedulerChoice:
     """By `schedulerName`."""
 
     placer: str = "leasehold"
-    """Set on GPU pods that do not choose a scheduler."""
     served: frozenset[str] = frozenset({"leasehold"})
     handover: str = ""
-    """The kube-scheduler with the extender, or empty if it is not installed."""
+    """The kube-scheduler with the extender, or empty."""
     all_pods: bool = False
     """All pods are handed over."""
 
@@ -58,7 +56,6 @@ class SchedulerChoice:
         return pod.scheduler in self.served
 
     def serves(self, pod: PodView) -> bool:
-        """Whether a pod has no scheduler yet, or one that Leasehold serves."""
         return self.has(pod) or (
             pod.scheduler in {"", DEFAULT_SCHEDULER} and LEFT_ALONE not in pod.labels.items()
         )
@@ -71,45 +68,38 @@ class AdmissionPolicy:
     """Other names of resources, and the name that each stands for."""
     rules: Rules = field(default_factory=Rules)
     vendor_messages: frozenset[str] = frozenset()
-    """Dialects with which a pod is denied in the words of their own webhooks."""
+    """These dialects deny a pod in the words of their own webhooks."""
     runtime_class: str = ""
-    """Set on GPU pods without a runtime class, unless it is empty."""
+    """Of GPU pods without one."""
     in_budget_class: str = ""
-    """Priority class of GPU pods while their namespace has budget left; empty sets none."""
+    """Of GPU pods while their namespace has budget left; empty sets none."""
     out_of_budget_class: str = ""
-    """The same once the budget is exhausted."""
     allow_privileged: bool = False
     """Privileged containers see every device whatever they lease."""
     allow_env_from: bool = False
-    """`envFrom` of containers with GPUs needs no prefix, as CDI passes the devices."""
+    """With CDI, `envFrom` of containers with GPUs needs no prefix."""
     host_paths: tuple[str, ...] = HOST_PATHS
-    """Directories of nodes that GPU pods may mount, as they contain only data."""
+    """GPU pods may mount these directories of nodes."""
     claims: bool = False
     """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
-    """A container may request more than the largest device has, and wait for a larger."""
+    """A pod may wait for a larger device."""
     least_share_mib: int = LEAST_SHARE_MIB
-    """Requests for less memory of a device cause a warning."""
+    """Smaller requests cause a warning."""
     quota: Quota | None = None
     isolation: str = ""
-    """What the namespace demands to hold shares; empty if nothing."""
+    """What the namespace demands to hold shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMaximum:
-    """In MiB, and in units of its node."""
-
     memory_mib: int
     memory_units: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodAdmission:
-    """A pod under review, as earlier stages have left it, and what the webhook knows.
-
-    For example, `PodAdmission(pod=pod, policy=AdmissionPolicy())` is a new pod in a namespace
-    without a budget, in a cluster of which no device is known.
-    """
+    """For example, `PodAdmission(pod=pod, policy=AdmissionPolicy())`, where no device is known."""
 
     pod: PodView
     policy: AdmissionPolicy
@@ -118,14 +108,13 @@ class PodAdmission:
     budget: BudgetChanged | None = None
     largest: DeviceMaximum | None = None
     default_class: str = ""
-    """The API server sets the cluster's default before it calls webhooks, so a pod with this class
-    has probably not chosen it."""
+    """The API server sets the cluster's default before it calls webhooks: the pod has probably not
+    chosen it."""
     exempt: bool = False
     """Administrators have exempted the namespace from `pod_policy`."""
 
     @cached_property
     def containers(self) -> Sequence[PodContainer]:
-        """The containers under review: those of a new pod, or the ones that an update adds."""
         if self.old is None:
             return self.pod.containers
         before = {container.name for container in self.old.containers}
@@ -141,12 +130,10 @@ class PodAdmission:
 
     @cached_property
     def gpu_containers_of_pod(self) -> Sequence[PodContainer]:
-        """All containers of the pod that request GPUs, by resources or by ResourceClaims."""
         return [container for container in self.pod.containers if self.holds_gpu(container)]
 
     @cached_property
     def leased_containers(self) -> Sequence[PodContainer]:
-        """Those that request GPUs by resources, if Leasehold serves the pod's scheduler."""
         if not self.policy.schedulers.serves(self.pod):
             return ()
         return [container for container in self.pod.containers if container.requests_gpu]
@@ -156,7 +143,7 @@ class PodAdmission:
         return bool(self.leased_containers)
 
     def uses_claims(self, container: PodContainer) -> bool:
-        """Whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
+        """By a ResourceClaim, its own or a scheduler's."""
         return self.policy.claims and (
             container.has_claims
             or any(name.startswith(EXTENDED_RESOURCES) for name in container.amounts)

@@ -21,17 +21,14 @@ ALL_PODS_PATH = "/mutate-all-pods"
 CLAIMS_PATH = "/mutate-claims"
 ALLOCATIONS_PATH = "/lease-allocation"
 CLAIMS_WEBHOOK = "claims.pods.leasehold.dev"
-"""For pods that may get GPUs by ResourceClaims, where these are served."""
+"""Where ResourceClaims are served."""
 
 Manifest = dict[str, Any]
 _WEBHOOKS = "webhook-configuration.yaml"
 
 
 def configuration(clients: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> Manifest:
-    """Return the MutatingWebhookConfiguration with all webhooks, also those for ResourceClaims.
-
-    `clients` has each webhook's `clientConfig`, where this is not the Service.
-    """
+    """`clients` has the `clientConfig` of webhooks that are behind no Service."""
     (made,), (claims,) = map(_objects, (_WEBHOOKS, f"claims/{_WEBHOOKS}"))
     hooks = [*made["webhooks"], *claims["webhooks"]]
     for hook in hooks:
@@ -55,10 +52,7 @@ def _objects(file: str) -> list[Manifest]:
 
 
 def registered_url(url: str, port: int) -> str:
-    """Return the URL below which API servers call webhooks: `url`, with `port` if it has none.
-
-    Raises RequestError if it is not an https URL of a host.
-    """
+    """Return `url`, with `port` if it has none. Raises RequestError."""
     parts = urlsplit(url)
     try:
         has_port = parts.port is not None

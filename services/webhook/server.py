@@ -31,8 +31,9 @@ PORT_BOUNDS = PortBounds(
 )
 """An API server has up to 200 writes in progress, and closes idle connections after 90 s.
 
-A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
-its own encoding, which are up to eight times as long in JSON."""
+A review may hold two objects. An API server stores objects of 1.5 MiB in its own encoding, which
+are up to eight times as long in JSON.
+"""
 USUAL_TIMEOUT_S = 2.0
 """Of clients that do not name theirs."""
 LONGEST_TIMEOUT_S = 30.0
@@ -40,13 +41,13 @@ LONGEST_TIMEOUT_S = 30.0
 SHUTDOWN_S = 5.0
 """How long requests in progress may take after the drain."""
 _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
-"""The first one is that of the review, in the order in which API servers write."""
+"""The first is that of the review."""
 _TIMEOUT = re.compile(r"(\d{1,3})s")
 
 
 @dataclass(slots=True)
 class Drain:
-    """Shutdown of a replica: API servers call it for a while after it is no longer ready."""
+    """API servers call a replica for a while after it is no longer ready."""
 
     drain_s: float = 0.0
     started: bool = False
@@ -63,10 +64,7 @@ def application(
     paths: Callable[[], Collection[str]],
     client_name: str = "",
 ) -> web.Application:
-    """Build the application to which the API server posts reviews, at the registered `paths`.
-
-    A webhook that knows its callers serves only those with a certificate for `client_name`.
-    """
+    """`paths` are registered; `client_name` is that in callers' certificates."""
 
     async def mutate(request: web.Request) -> web.Response:
         if request.path not in paths():
@@ -96,13 +94,12 @@ def application(
 
 
 def _review_s(request: web.Request) -> float:
-    """Half of the client's timeout."""
     timeout = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
     return min(float(timeout[1]), LONGEST_TIMEOUT_S) / 2 if timeout else USUAL_TIMEOUT_S / 2
 
 
 def _late(request: web.Request, head: bytes) -> web.Response:
-    """Deny a pod whose review has not arrived: a webhook that fails open would let it in."""
+    """A webhook that fails open would let the pod in."""
     match = _UID.search(head)
     uid = match[1].decode(errors="replace") if match else ""
     body = late_response(uid, all_pods=request.path == ALL_PODS_PATH)
@@ -118,10 +115,7 @@ def serving_reviews(
     drain: Drain | None = None,
     client_name: str = "",
 ) -> AbstractAsyncContextManager[tuple[str, int]]:
-    """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
-
-    Raises RequestError if the address is not available. It ends after all reviews in progress.
-    """
+    """Yield the real host and port, until no review is in progress. Raises RequestError."""
     return listening(
         application(webhook, drain or Drain(), paths, client_name),
         address,

@@ -63,17 +63,16 @@ ALLOWED = AdmissionDecision(allowed=True)
 Sleep = Callable[[float], Awaitable[None]]
 Review = Callable[[], AdmissionDecision]
 ReadDefaultClass = Callable[[], Awaitable[str]]
-"""Returns an empty text if there is none."""
 ReadQuotas = Callable[[], Awaitable[Mapping[Namespace, Quota]]]
 ReadIsolation = Callable[[], Awaitable[Mapping[Namespace, str]]]
 LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
-"""Has a binder lease an allocation. Raises UnavailableError if none replies in time."""
+"""Raises UnavailableError if no binder replies in time."""
 
 
 @publishes(ClaimLeaseRequest)
 @dataclass(eq=False, kw_only=True)
 class Webhook:
-    """Stores only the latest reports of budgets and devices: any number of replicas may run."""
+    """Any number of replicas may run."""
 
     policy: AdmissionPolicy
     default_priority_class: ReadDefaultClass
@@ -84,14 +83,13 @@ class Webhook:
     clock: Clock
     tracing: Tracing
     knows_callers: bool = False
-    """Only API servers can call, by their client certificates. Otherwise a review is no proof that
-    one sent it, and nothing is leased because of it."""
+    """Otherwise a review is no proof that an API server sent it, and nothing is leased because of
+    it."""
     budgets: ExpiringMap[Namespace, BudgetChanged] = field(init=False)
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
     isolation: Mapping[Namespace, str] = field(default_factory=dict)
-    """Annotations of namespaces, by which their pods demand enforcers."""
 
     def __post_init__(self) -> None:
         self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)
@@ -139,7 +137,7 @@ class Webhook:
         all_pods: bool = False,
         claims: bool = False,
     ) -> bytes:
-        """Respond to one AdmissionReview. Raises RequestError for any other body.
+        """Raises RequestError for a body that is no AdmissionReview.
 
         `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
         have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs.
@@ -166,7 +164,6 @@ class Webhook:
     def _review_of(
         self, request: ReviewRequest, policy: AdmissionPolicy, *, all_pods: bool, exempt: bool
     ) -> Review | None:
-        """Return how to review a new or changed pod, or None for anything else."""
         if request.is_changed_pod:
             return lambda: _review_change(request, policy)
         if not request.is_new_pod:
@@ -176,10 +173,7 @@ class Webhook:
         return lambda: self._review_new_pod(request, policy, exempt=exempt)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
-        """Answer a new allocation, if a binder leases or refuses it in time.
-
-        The claim is not read again, which would make schedulers wait: the caller is the API server.
-        """
+        """The claim is not read again, which would make schedulers wait."""
         if not self.knows_callers:
             return ALLOWED
         try:
@@ -205,10 +199,7 @@ class Webhook:
     def _review_new_pod(
         self, request: ReviewRequest, policy: AdmissionPolicy, *, exempt: bool
     ) -> AdmissionDecision:
-        """Decide, and annotate the pod with the times of the review, for its trace.
-
-        A pod has no UID yet, and thus no trace: a watcher records the review's span.
-        """
+        """Annotate the pod with the times of the review: it has no UID yet, and thus no trace."""
         started_ns = time.time_ns()
         admission = _admission(request, policy)
         pod = admission.pod

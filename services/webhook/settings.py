@@ -27,7 +27,7 @@ KUBE_SCHEDULER_CHOICE = "kube-scheduler"
 
 
 def _resource_name(text: str) -> tuple[str, str]:
-    """Parse OTHER=NAME. Raises RequestError for names that admission could not replace."""
+    """Parse OTHER=NAME. Raises RequestError."""
     other, _, name = text.partition("=")
     why = ""
     if not (other and name):
@@ -137,7 +137,6 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
 
     @property
     def policy(self) -> AdmissionPolicy:
-        """Raises RequestError naming an unknown system or choice."""
         rules = Rules(enabled=self.systems, strict_namespaces=self.strict_namespaces)
         enabled(rules)
         enabled(Rules(enabled=self.vendor_messages))
@@ -174,7 +173,6 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
 
     @property
     def secret_name(self) -> tuple[str, str]:
-        """Namespace and name of the Secret. Raises RequestError without --secret."""
         namespace, _, name = self.secret.partition("/")
         if not namespace or not name:
             raise RequestError("--secret NAMESPACE/NAME or --tls-dir DIRECTORY is needed")

@@ -52,12 +52,12 @@ class RegistrationWriter:
         """Without a path; empty: the operator installs the configuration."""
         self.paths: frozenset[str] = frozenset()
         self._is_current = False
-        """This process has written the configuration, of which an earlier version may be there."""
+        """An earlier version may have written the configuration that is there."""
 
     async def trust(self, authorities: bytes) -> None:
         """Write the authorities (PEM) unless the configuration has them.
 
-        Raises UnavailableError while the configuration is not installed, or another replica writes.
+        Raises UnavailableError while it is not installed, or another replica writes.
         """
         wanted = {
             name: ClientConfig(ca_bundle=authorities, url=self.url and f"{self.url}{path}")
@@ -111,10 +111,7 @@ LEASE_TIMEOUT_S = 2.5
 
 
 async def default_priority_class(client: KubernetesClient) -> str:
-    """Return the class of pods that do not set one, or an empty text if there is none.
-
-    Of several the API server uses the one with the lowest value.
-    """
+    """Of several classes the API server uses the one with the lowest value."""
     classes = await client.read(PRIORITY_CLASSES, ObjectList[PriorityClass])
     defaults = [
         priority_class for priority_class in classes.items or () if priority_class.global_default
@@ -129,7 +126,6 @@ async def default_priority_class(client: KubernetesClient) -> str:
 async def read_quotas(
     client: KubernetesClient, file: Mapping[Namespace, Quota]
 ) -> Mapping[Namespace, Quota]:
-    """Return the GPUQuotas that are in force, which come before those of a file."""
     latest = LatestSpecs(parse_spec)
     with contextlib.suppress(NotFoundError):
         for item in (await client.read(OBJECTS, ObjectList[RawObject])).items or ():
@@ -138,7 +134,6 @@ async def read_quotas(
 
 
 async def read_isolation(client: KubernetesClient) -> Mapping[Namespace, str]:
-    """Return what namespaces demand to hold the shares of their pods."""
     namespaces = await client.read(NAMESPACES, ObjectList[ApiObject])
     return {
         Namespace(namespace.metadata.name): namespace.metadata.annotations[ISOLATION]
@@ -148,14 +143,14 @@ async def read_isolation(client: KubernetesClient) -> Mapping[Namespace, str]:
 
 
 async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
-    """Have a binder lease an allocation. Raises UnavailableError if none replies in time."""
+    """Raises UnavailableError if no binder replies in time."""
     if not bus.connected:
         raise UnavailableError("NATS is not connected")
     return await bus.request(request, ClaimLeaseReply, timeout_s=LEASE_TIMEOUT_S)
 
 
 async def serve_webhook(settings: WebhookSettings) -> None:
-    """Serve the webhook until SIGTERM or SIGINT; without NATS, by its last reports."""
+    """Without NATS, decide by its last reports."""
     policy = settings.policy
     tls_dir = settings.tls_dir
     quotas = load_objects(settings.quotas, KIND, parse_spec) if settings.quotas else {}

@@ -79,9 +79,11 @@ def matches_device(text: str, device: Json) -> bool:
 
 
 def _amount(value: JsonValue) -> JsonValue:
-    text = value[_QUANTITY] if isinstance(value, dict) else value
+    text = str(value[_QUANTITY] if isinstance(value, dict) else value)
+    if text != text.strip():
+        raise ValueError(f"unable to parse quantity {text!r}")
     try:
-        return parse_quantity(str(text))
+        return parse_quantity(text)
     except RequestError as error:
         raise ValueError(str(error)) from error
 

@@ -129,7 +129,7 @@ def _filled(path: Path, text: str, spec: type, status: type) -> str:
             "spec": _with_rules(_described(structural_schema(spec), "spec"), type_info(spec)),
             "status": _described(structural_schema(status), "status"),
         },
-        RULES: _cel_rules(NamespaceObject),
+        **_cel_rules(NamespaceObject),
     }
     written = yaml.safe_dump({"openAPIV3Schema": schema}, sort_keys=False, width=100)
     head, _, rest = path.read_text().partition(BEGIN)
@@ -161,12 +161,15 @@ def _with_rules(schema: dict[str, Any], kind: Type) -> dict[str, Any]:
     if not isinstance(kind, StructType):
         return schema
     fields = {
-        rule.encode_name: _with_rules(schema["properties"][rule.encode_name], rule.type)
-        for rule in kind.fields
+        field.encode_name: _with_rules(schema["properties"][field.encode_name], field.type)
+        | _cel_rules(kind.cls, field.name)
+        for field in kind.fields
     }
-    rules = _cel_rules(kind.cls) if issubclass(kind.cls, RuledStruct) else []
-    return {**schema, "properties": fields, **({RULES: rules} if rules else {})}
+    return {**schema, "properties": fields, **_cel_rules(kind.cls)}
 
 
-def _cel_rules(kind: type[RuledStruct]) -> list[dict[str, str]]:
-    return [{"rule": rule.cel, "message": rule.message} for rule in kind.rules]
+def _cel_rules(kind: type, field: str = "") -> dict[str, list[dict[str, str]]]:
+    """Return the rules of a Struct about itself, or about one of its fields."""
+    rules = kind.rules if issubclass(kind, RuledStruct) else ()
+    written = [{"rule": it.cel, "message": it.message} for it in rules if it.field == field]
+    return {RULES: written} if written else {}

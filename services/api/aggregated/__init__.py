@@ -1,1 +1,1 @@
-"""The objects that the API server serves for us: their kinds, their HTTP server, and its trust."""
+"""The objects that the API server serves for us."""

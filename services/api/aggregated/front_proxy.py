@@ -1,4 +1,4 @@
-"""The front proxy: how the API server presents itself, and the users whose requests it passes on.
+"""The front proxy: how the API server presents itself, and whose requests it passes on.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 """
@@ -35,10 +35,10 @@ class FrontProxy:
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> "FrontProxy":
-        """Parse the cluster's ConfigMap. Raises RequestError if it is of no use.
+        """Raises RequestError if the cluster's ConfigMap is of no use.
 
-        Where the same authority issues the certificates of users, the names are all that
-        distinguishes the API server from them.
+        Where users' certificates have the same authority, only names distinguish the API server
+        from users.
         """
         authorities = data.get("requestheader-client-ca-file", "")
         lists = ("allowed-names", "username-headers", "group-headers", "extra-headers-prefix")
@@ -67,7 +67,6 @@ class FrontProxy:
             raise RequestError(f"{CONFIGURATION} has no valid certificate: {error}") from error
 
     def user_of(self, request: web.Request) -> TokenUser | None:
-        """Return the user of a request, or None if it is not from the API server."""
         certificate = request.get_extra_info("peercert") or {}
         subject = {key: value for part in certificate.get("subject", ()) for key, value in part}
         headers = request.headers
@@ -95,13 +94,13 @@ def _certificates(pem: str) -> set[str]:
 
 
 async def read_front_proxy(kube: KubernetesClient) -> FrontProxy:
-    """Raises RequestError or UnavailableError if the cluster's ConfigMap cannot be used."""
+    """Raises RequestError or UnavailableError."""
     return FrontProxy.parse((await kube.read(CONFIGURATION, RawObject)).data or {})
 
 
 @dataclass(slots=True)
 class Registration:
-    """The APIService, by which the API server knows whom to trust; its manifest creates it."""
+    """The APIService that has the authorities; its manifest creates it."""
 
     kube: KubernetesClient
 

@@ -139,7 +139,7 @@ def _status(kind: type[S], view: View, **others: Any) -> S:
 
 
 def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
-    """Yield the devices, which name no pod: any reader of nodes may see them."""
+    """The devices name no pod: any reader of nodes may see them."""
     projection = cluster.projection
     for view in projection.devices.values():
         message = projection.closed_by(view)
@@ -163,7 +163,7 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
 
 
 def _leases(cluster: VisibleCluster) -> Iterator[VisibleObject]:
-    """Yield the leases, of those with the same name the latest last."""
+    """Yield the latest lease of a name last."""
     models = {uuid: view.model for uuid, view in cluster.projection.devices.items()}
     for view in cluster.leases().leases:
         shares = tuple(_share(share, models.get(share.device, "")) for share in view.shares)
@@ -244,7 +244,6 @@ def _labels(node: str, model: str) -> Mapping[str, str]:
 
 
 def _age(since: datetime | UnsetType, now: float) -> str:
-    """Format the time since an instant as kubectl does."""
     if since is UNSET:
         return "<unknown>"
     seconds = max(int(now - since.timestamp()), 0)
@@ -298,7 +297,6 @@ class Kind:
     cells: Callable[[Any, float], tuple[Any, ...]]
     columns: tuple[str, ...]
     wide: tuple[str, ...]
-    """Of `-o wide` only."""
 
 
 KINDS = (
@@ -337,7 +335,7 @@ KINDS = (
 
 
 def table(kind: Kind, objects: Iterable[VisibleObject], now: float, include: str) -> dict[str, Any]:
-    """Return objects as rows, each with its metadata, or what `include` says: None or Object."""
+    """`include` is what a row has of its object: Metadata, None or Object."""
     named = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     titles = (
         ("Name", 0),
@@ -374,7 +372,6 @@ _OPERATORS = {"=": "In", "==": "In", "in": "In", "!=": "NotIn", "notin": "NotIn"
 
 
 def _check_size(text: str) -> None:
-    """Refuse a selector that takes long to parse, or to apply to all objects."""
     if len(text) > MOST_SELECTOR or text.count(",") >= MOST_TERMS:
         raise RequestError(
             f"a selector may have {MOST_SELECTOR} characters and {MOST_TERMS} terms and values"
@@ -382,7 +379,7 @@ def _check_size(text: str) -> None:
 
 
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
-    """Raises RequestError for text that is no label selector."""
+    """Raises RequestError."""
     _check_size(text)
     parts = []
     at = 0
@@ -402,11 +399,7 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
 
 
 def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
-    """Parse a field selector as paths of attributes, whether they must equal, and values.
-
-    All fields of `status` with one value can be selected by, as in
-    `status.node=a,status.healthy!=true`. Raises RequestError for other text.
-    """
+    """Return paths of attributes, whether they must equal, and values. Raises RequestError."""
     _check_size(text)
     of_status = [
         field for field in structs.fields(kind.status) if field.name not in {"shares", "users"}
@@ -425,8 +418,6 @@ def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The objects that a request is about."""
-
     namespace: str = ""
     name: str = ""
     labels: tuple[LabelRequirement, ...] = ()

@@ -1,8 +1,7 @@
 """The group visibility.leasehold.dev, which the API server passes on to us: kubectl's view.
 
-The API server has authenticated the user and authorized the request, and nothing else can connect:
-no second review is made. `views/...` are the paths of /api/v1, for the commands: each shows and
-does what its user may.
+The API server has authenticated and authorized the request, and nothing else can connect: no second
+review is made. `views/...` are the paths of /api/v1, for the commands.
 """
 
 import asyncio
@@ -54,11 +53,11 @@ REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFo
            503: "ServiceUnavailable"}  # fmt: skip
 USER = web.RequestKey("user", TokenUser)
 COMPARE_S = 1.0
-"""Between two comparisons of the objects with what a watch has sent."""
+"""Pause between two comparisons of the objects with what a watch has sent."""
 GONE_S = 10.0
-"""So long after its client has gone, a watch that has nothing to say ends."""
+"""A watch ends this long after its client has gone, if it has nothing to send."""
 UNREADY_S = 0.2
-"""Between two looks whether the ledger was read."""
+"""Pause between two looks whether the ledger was read."""
 WATCH_S = 1800.0
 """The time limit of a watch."""
 REF = "#/components/schemas/{name}"
@@ -66,8 +65,6 @@ encode = msgspec.json.Encoder().encode
 
 
 class AggregatedApi:
-    """The handlers; `proxy` is set before they are served."""
-
     def __init__(self, server: HttpServer, reviews: KubernetesAuthenticator) -> None:
         self.server = server
         self.service = server.service
@@ -100,7 +97,6 @@ class AggregatedApi:
 
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests that are not the API server's, and return refusals as Status."""
         user = self.proxy.user_of(request) if self.proxy else None
         if user is None:
             return _refused(401, "only the API server, with the name of its front proxy, is served")
@@ -113,7 +109,7 @@ class AggregatedApi:
             return _refused(*refusal(error))
 
     async def remember(self) -> None:
-        """Record versions from time to time, from which clients of other replicas continue."""
+        """Clients of other replicas continue from these versions."""
         sleep = self.service.clock.sleep
         while True:
             while self.service.unready_reason():
@@ -146,7 +142,7 @@ class AggregatedApi:
         return _json({**head, "metadata": {"resourceVersion": str(version)}, "items": items})
 
     async def watch(self, kind: Kind, request: web.Request) -> web.StreamResponse:
-        """Stream changes until the time limit; an unknown version is an event, as in Kubernetes."""
+        """An unknown version is an event, as in Kubernetes."""
         query = request.query
         if "sendInitialEvents" in query:
             raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
@@ -169,7 +165,6 @@ class AggregatedApi:
     async def _changes(
         self, kind: Kind, request: web.Request, sent: Objects
     ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
-        """Yield the changes of a request's objects since `sent`, what its client has."""
         selection = _selection(kind, request)
         while True:
             position = self.service.feed.position
@@ -190,7 +185,6 @@ class AggregatedApi:
             await asyncio.sleep(COMPARE_S)
 
     def _selected(self, kind: Kind, request: web.Request) -> tuple[int, Objects]:
-        """Return the version of all objects, and those that a request selects."""
         version, objects = self._latest(kind)
         return version, _selection(kind, request).of(objects)
 
@@ -202,7 +196,6 @@ class AggregatedApi:
     def _encodable(
         self, kind: Kind, objects: Iterable[VisibleObject], version: int, request: web.Request
     ) -> object:
-        """Return a table if the client prefers one, else the only object."""
         shown = [_versioned(item, version) for item in objects]
         if not _as_table(request):
             return shown[0]
@@ -211,7 +204,6 @@ class AggregatedApi:
         return table(kind, shown, now, include) | {"metadata": {"resourceVersion": str(version)}}
 
     async def view(self, route: Route, request: web.Request) -> web.StreamResponse:
-        """Return what the path of /api/v1 returns to this user."""
         call = await self.server.call_of(request, KubernetesViewer(self.reviews, request[USER]))
         try:
             return await self.server.respond_to(call, route, request)
@@ -262,7 +254,7 @@ def _selection(kind: Kind, request: web.Request) -> Selection:
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """Return what describes the group, by path: discovery, and its types for `kubectl explain`."""
+    """Return discovery and the types for `kubectl explain`, by path."""
     served = {"groupVersion": API_VERSION, "version": VERSION}
     group = {
         "kind": "APIGroup",

@@ -21,8 +21,8 @@ REMEMBERED_S = 15.0
 OLDER_VERSIONS = 40
 """Of ten minutes."""
 LAG_S = 2.0
-"""After which every replica shows a change of the ledger, by its own clock: it reads changes within
-150 ms, and what events are about once more after a second; clocks of nodes differ less."""
+"""Every replica shows a change of the ledger after this time, by its own clock: it reads changes
+within 150 ms, and what events are about again after a second; clocks of nodes differ less."""
 LEDGER_S = 15.0
 """Without a successful reading for so long, a replica does not know the latest changes."""
 IDS = 1 << 10
@@ -33,17 +33,16 @@ Objects = Mapping[tuple[str, str], VisibleObject]
 class Version:
     number: int
     recorded_ms: int
-    """By this replica's clock: it has nothing that is newer."""
+    """By this replica's clock."""
     objects: Objects
 
 
 @dataclass(slots=True)
 class Versions:
-    """The latest versions of a kind's objects.
+    """A number has a time in ms, up to which its list is complete, and its replica's number.
 
-    A number has a time in ms, up to which its list is complete, and a number of its replica. So a
-    client may continue at another replica, which sends the changes since its own version of that
-    time: the client may know some of them, and misses none.
+    A client that continues at another replica gets the changes since that replica's version of the
+    time: it may know some of them, and misses none.
     """
 
     kind: Kind
@@ -51,15 +50,10 @@ class Versions:
     _older: deque[Version] = field(default_factory=lambda: deque(maxlen=OLDER_VERSIONS))
     _latest: deque[Version] = field(default_factory=deque)
     _issued_ms: int = 0
-    """The time in the last number."""
     _position: str = ""
 
     def update(self, service: ApiService) -> tuple[int, Objects]:
-        """Return a number for the objects as they are now.
-
-        Raises UnavailableError in the first seconds: a client of another replica could not continue
-        here.
-        """
+        """Raises UnavailableError at first: a client of another replica could not continue here."""
         self.record(service)
         version = self._latest[-1]
         now_ms = _ms(service.clock.now())
@@ -91,10 +85,7 @@ class Versions:
             self._older.append(version)
 
     def at(self, number: str, service: ApiService) -> Objects | None:
-        """Return objects that a client with this number may know, none of the first.
-
-        It is None if the number is older than what this replica remembers.
-        """
+        """Return what a client with this number may know, or None if that is forgotten."""
         if number in {"", "0"}:
             return {}
         given = parse_decimal(number) or 0
@@ -110,10 +101,7 @@ class Versions:
         return None if objects is None or gone is None else {**gone, **objects}
 
     def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
-        """Return objects that ended since then, or None if there were too many.
-
-        A client may have them, and no version has.
-        """
+        """Return ended objects that no version has, or None if there were too many."""
         gone = [record for at, record in service.gone if _ms(at) >= at_ms]
         if len(gone) == service.gone.maxlen:
             return None

@@ -1,4 +1,4 @@
-"""The manifest of a pod to try on the nodes of the cluster; pure."""
+"""The manifest of a pod to try; pure."""
 
 from collections.abc import Iterable
 
@@ -39,11 +39,11 @@ EXAMPLES = {
     "volcano.sh/gpu-memory": ("volcano.sh/gpu-memory: 3000   # MiB",),
     "volcano.sh/gpu-number": ("volcano.sh/gpu-number: 1   # whole GPUs",),
 }
-"""Limits of a container, by the resource that its node serves."""
+"""Limits, by the resource that a node serves."""
 
 
 def first_pod(served: Iterable[str]) -> str | None:
-    """Return the manifest of a pod for one of these resources, or None if there is none."""
+    """Return None if there is no example for any of these resources."""
     resources = set(served)
     limits = next((limits for resource, limits in EXAMPLES.items() if resource in resources), None)
     if limits is None:

@@ -1,4 +1,4 @@
-"""Replies with amounts over time: of a named range until now, or of a period."""
+"""Replies with amounts over time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,10 +36,7 @@ class HistorySource(Protocol):
     """Of a range that ends now."""
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
-        """Return the values of a range that ends at `now`.
-
-        Raises UnavailableError if they cannot be read.
-        """
+        """Read a range that ends at `now`. Raises UnavailableError."""
 
 
 async def history_view(

@@ -1,7 +1,4 @@
-"""The HTTP server: the page, its files, /api/v1, and login with a token.
-
-Errors of /api/v1 are JSON `{"error": ...}`.
-"""
+"""The HTTP server: the page, its files, /api/v1, and login with a token."""
 
 import asyncio
 import gzip
@@ -55,11 +52,10 @@ HEARTBEAT_S = 10.0
 MOST_OPEN = 1_000
 MOST_OPEN_OF_ONE = 50
 MOST_OPEN_RESERVED = 50
-"""Responses that stay open, each of which costs a comparison for every change."""
+"""Responses that stay open cost a comparison for every change."""
 AT_ONCE = 64
 AT_ONCE_OF_ONE = 8
 MOST_WAITING = 200
-"""In progress at once, in all and of one owner, of whose others so many wait."""
 PORT_BOUNDS = PortBounds(
     connections=2_000,
     body_bytes=256 * 1024,
@@ -68,10 +64,9 @@ PORT_BOUNDS = PortBounds(
 )
 """More connections than responses that stay open; a body is read before its sender is known."""
 MOST_FIELDS = 16
-"""Of the form with a token."""
 LARGE_BYTES = 256 * 1024
-"""Larger documents are compressed beside the event loop, and quickly rather than well: a viewer
-would wait longer for a better compression than for the bytes that it saves."""
+"""Larger documents are compressed beside the event loop, and quickly: a viewer would wait longer
+for a better compression than for the bytes that it saves."""
 QUICKLY = 1
 encode = msgspec.json.Encoder().encode
 
@@ -89,7 +84,6 @@ class StaticFile(NamedTuple):
 
 
 def token_of(request: web.Request) -> str:
-    """Return the token of the header, or else of the page's cookie."""
     token = bearer_token(request.headers.get("Authorization", ""))
     return token or request.cookies.get(VIEWER_COOKIE, "")
 
@@ -188,7 +182,7 @@ class HttpServer:
     # /api/v1
 
     async def _call(self, request: web.Request) -> ApiCall | None:
-        """Return a request with its sender, or None if its token is not valid."""
+        """Return None for an invalid token."""
         token = token_of(request)
         viewer = await self.authenticator.authenticate(token, request.remote or "")
         if viewer is None:
@@ -239,7 +233,7 @@ class HttpServer:
         return response
 
     def staying_open(self, viewer: Viewer) -> AbstractAsyncContextManager[None]:
-        """Hold a place for a response that stays open; TimeoutError ends it."""
+        """Hold a place for a response; TimeoutError ends it."""
 
         async def is_administrator() -> bool:
             return await viewer.visible(()) is None
@@ -273,7 +267,6 @@ class HttpServer:
 
 
 def page_script(files: Mapping[str, bytes]) -> bytes:
-    """Return `page.js` with all modules that it imports."""
     modules = {name: body.decode() for name, body in files.items() if name.endswith(".js")}
     return bundle(modules, "page.js").encode()
 
@@ -304,7 +297,6 @@ def error_response(status: int, reason: str) -> web.Response:
 
 
 def namespace_filter(visible: frozenset[Namespace] | None) -> NamespaceFilter:
-    """Return the filter of a viewer of these namespaces, or of all for None."""
     return all_namespaces if visible is None else visible.__contains__
 
 
@@ -313,9 +305,8 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """Yield the changes after a position as server-sent events, while the viewer is authenticated.
 
-    Every value is absolute, so that duplicates are harmless. A reader that is too far behind, or
-    whose permissions have changed, receives `reset` and must start again.
-    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    A reader that is too far behind, or whose permissions have changed, receives `reset` and must
+    start again. https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
     position = after
     last_event = 0
@@ -342,7 +333,7 @@ async def stream(
 
 
 def event(name: str, data: bytes, id_: str) -> bytes:
-    """Encode one event; JSON contains no line feeds."""
+    """JSON contains no line feeds."""
     head = f"event: {name}\n" + (f"id: {id_}\n" if id_ else "")
     return head.encode() + b"data: " + data + b"\n\n"
 
@@ -352,7 +343,6 @@ def _permissions_changed(
     now: frozenset[Namespace] | None,
     seen: frozenset[Namespace],
 ) -> bool:
-    """Whether the permissions for namespaces that were already seen have changed."""
     if not seen:
         return False
     visible_before = seen if before is None else before & seen

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:class|function|const) (\w+))", re.MULTILINE)
 _OTHER = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
-"""What would be left of a form that is not read here."""
 
 
 def bundle(modules: Mapping[str, str], first: str) -> str:
@@ -30,7 +29,6 @@ def bundle(modules: Mapping[str, str], first: str) -> str:
 
 
 def _ordered(modules: Mapping[str, str], first: str) -> list[str]:
-    """Return the modules that are needed, each after those that it imports."""
     ordered: dict[str, None] = {}
 
     def add(name: str, importers: tuple[str, ...]) -> None:

@@ -16,12 +16,10 @@ from shared.model.errors import UnavailableError
 from shared.model.names import Namespace
 
 MOST_READ = 500
-"""Events of one pod: the API server lists them by name, so that the latest need all of them."""
+"""The API server lists a pod's Events by name, so that the latest need all of them."""
 
 
 class PodObjects:
-    """Nothing is cached: somebody looks at one pod."""
-
     def __init__(self, kube: KubernetesClient | None) -> None:
         self.kube = kube
 

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,9 @@ from services.api.api_call import ApiCall, RouteTable
 from services.api.http.first_pod import first_pod
 from services.api.http.histories import PERIOD, RANGE, HistorySource, history_view
 from services.api.http.pod_objects import PodObjects
+from services.api.http.trials import Trials
 from services.api.http.tried_pods import tried_pods
+from services.api.projection.hinted_changes import hinted_changes
 from services.api.projection.lease_views import (
     balances,
     budget_summary,
@@ -54,8 +55,6 @@ from services.api.reports.pod_costs import cost_of_finished, cost_of_lease
 from services.api.reports.showback import GROUPS, EntryRange, add_up, entry_json, showback_view
 from services.api.service import ApiService
 from shared.credentials.authorization import AccessDeniedError
-from shared.credentials.shares import owner_of
-from shared.credentials.turns import Turns
 from shared.dialects.dialect import Rules
 from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.ledger.budgets import Budgets
@@ -77,7 +76,7 @@ from shared.model.views.budgets import BudgetsView, IdleView, ReportView
 from shared.model.views.gpus import DeviceDetails, DeviceView, GpusView, NodeDevices
 from shared.model.views.leases import LeasesView, LeaseView
 from shared.model.views.orders import GrantOrder, GrantView, ResizeOrder, ResizeView, VersionView
-from shared.model.views.pods import PodCost, PodView, SpanView, TraceView
+from shared.model.views.pods import PodCost, PodView, SpanView, TraceView, WaitingDetails
 from shared.model.views.preemptions import DryRunView, PlacingView, PreemptionsView
 from shared.model.views.promises import PromisesView
 from shared.nats.bus import Bus
@@ -94,8 +93,6 @@ GRANT_S = 10.0
 """The timekeeper writes a grant before it replies."""
 PLAN_S = 20.0
 """A planner reads all pods before it plans."""
-NO_END_S = 2.0
-"""How long a request for a waiting pod waits for its turn to search what has to end first."""
 MAX_ACTOR = 253
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
@@ -103,12 +100,9 @@ ENTRIES_PER_PAGE = 1000
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
 ROUTES = RouteTable()
 MOST_CHARGES = 5000
-"""From which a budget's chart is made."""
 
 
 class ReadApi:
-    """Each handler returns what is sent as JSON."""
-
     def __init__(
         self,
         service: ApiService,
@@ -127,7 +121,7 @@ class ReadApi:
         self.bus = bus
         self.rules = rules or Rules()
         self.histories = histories or service.history
-        self._trials = Turns()
+        self._trials = Trials()
         self.trace_url = trace_url
         self.spans = spans
         self.prices = prices or PriceFile()
@@ -164,10 +158,26 @@ class ReadApi:
         query = call.query
         return self.cluster(call).leases(query.get("namespace", ""), query.get("name", ""))
 
-    @ROUTES.at("/api/v1/leases/{pod}", IDLE, needs_sync=True)
+    @ROUTES.at(
+        "/api/v1/leases/{pod}",
+        {"changes": "true: also the changes that the hint of a waiting pod names", **IDLE},
+        needs_sync=True,
+    )
     async def lease(self, call: ApiCall) -> PodView:
         """Return one pod's lease, or why it is waiting, and its trace."""
-        return structs.replace(await self._pod(call), has_object=self.pods.is_available)
+        view = await self._pod(call)
+        if view.waiting and call.query.get("changes") == "true":
+            view = structs.replace(view, waiting=await self._with_changes(view.waiting, call))
+        return structs.replace(view, has_object=self.pods.is_available)
+
+    async def _with_changes(self, waiting: WaitingDetails, call: ApiCall) -> WaitingDetails:
+        projection = self.service.projection
+        stored = projection.waiting.get(waiting.pod)
+        if stored is None:
+            return waiting
+        nodes = [totals.node for totals in projection.totals.values()]
+        trial = partial(hinted_changes, stored.queued.request, waiting.hint, nodes)
+        return structs.replace(waiting, changes=await self._trials.soon(call, trial) or ())
 
     async def _pod(self, call: ApiCall) -> PodView:
         pod = PodUid(call.path["pod"])
@@ -207,7 +217,6 @@ class ReadApi:
         return cost_of_lease(lease, projection.devices, projection.hardware, prices, now)
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
-        """Return for which leases without a known end a pod or its gang waits, or an empty text."""
         now = self.service.clock.now()
         projection = self.service.projection
         totals = list(projection.totals.values())
@@ -224,11 +233,7 @@ class ReadApi:
                 trial = partial(
                     start_without_plan, unit, nodes, end_of, now=now, visible=call.visible
                 )
-                with suppress(TimeoutError):  # others' trials come first: the rest is said at once
-                    async with AsyncExitStack() as stack:
-                        async with asyncio.timeout(NO_END_S):
-                            await stack.enter_async_context(self._trial_of(call))
-                        return await asyncio.to_thread(trial)
+                return await self._trials.soon(call, trial) or ""
         return ""
 
     @ROUTES.at("/api/v1/pods/{namespace}/{pod}")
@@ -503,13 +508,10 @@ class ReadApi:
         starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
         nodes = with_claims(self.service.projection.totals.values(), starts, ())
         end_of = partial(self.service.projection.end_of, now=now) if order.when else None
-        async with self._trial_of(call):
+        async with self._trials.turn(call):
             pods = await asyncio.to_thread(tried_pods, order.manifest, self.rules)
             trial = partial(forecast, nodes=nodes, now=now, visible=call.visible, end_of=end_of)
             return await asyncio.to_thread(trial, pods)
-
-    def _trial_of(self, call: ApiCall) -> AbstractAsyncContextManager[None]:
-        return self._trials.turn(owner_of(call.viewer.name))
 
     # Requests with an effect
 
@@ -556,7 +558,7 @@ class ReadApi:
         )
 
     def _require(self, call: ApiCall, right: str, namespace: Namespace, *, may: bool) -> None:
-        """Raise AccessDeniedError unless the viewer may do it; anonymous viewers must log in."""
+        """Raises AccessDeniedError; anonymous viewers must log in."""
         if not may:
             text = f"{call.viewer.name} may not {right} in namespace {namespace}"
             raise AccessDeniedError(text, authenticated=not call.anonymous)
@@ -574,7 +576,6 @@ class ReadApi:
         return budget_history(account, window, entries, at_ms=accounts.now_ms)
 
     async def _trace(self, pod: PodUid) -> TraceView:
-        """Return the spans that can be read here, or else the times of the pod's steps."""
         id_ = trace_id_of(pod)
         spans = await asyncio.to_thread(read_trace, self.spans, id_) if self.spans else ()
         if spans:

@@ -36,7 +36,6 @@ or <code>kubectl leasehold gpus</code>.</p></noscript>
 
 
 def page(*, signed_in: bool) -> str:
-    """Return the page before its script has read anything."""
     return "".join([HEAD, SCRIPTS, BODY.format(account=SIGN_OUT if signed_in else "")])
 
 

@@ -10,7 +10,7 @@ MOST_TRIED = 500
 
 
 def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:
-    """Return the pods of a manifest. Raises RequestError with what is wrong with it."""
+    """Raises RequestError."""
     written = pods_in(manifest, "the manifest")
     count = sum(manifest_pod.replicas for manifest_pod in written)
     if count > MOST_TRIED:

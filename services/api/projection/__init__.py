@@ -1,1 +1,1 @@
-"""The cluster in memory, as events and the ledger show it, and as one viewer may see it."""
+"""The cluster in memory, and as one viewer may see it."""

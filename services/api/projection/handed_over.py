@@ -1,6 +1,5 @@
 """Why a pod waits whose node kube-scheduler chooses, and what to try; pure.
 
-The texts of the hints' patterns are those of kube-scheduler's plugins.
 https://github.com/kubernetes/kubernetes/tree/master/pkg/scheduler/framework/plugins
 """
 
@@ -69,7 +68,7 @@ HINTS: tuple[tuple[str, str], ...] = (
         "without schedulerName",
     ),
 )
-"""Patterns of kube-scheduler's reasons, and what to try; the first that is found counts."""
+"""Patterns of texts of kube-scheduler's plugins; the first that is found counts."""
 UNTRIED_HINT = (
     "if this lasts, no kube-scheduler runs with Leasehold's extender: `leasehold doctor` shows it. "
     "A pod keeps its scheduler: where the component was removed, delete the pod, so that its "
@@ -82,10 +81,7 @@ UNTRIED_ELSEWHERE = (
 
 
 def shown_refusal(waiting: WaitingPod) -> Refusal:
-    """Return what to show of a waiting pod; of one that a placer places, its refusal.
-
-    kube-scheduler's reason comes first, which is never older than that of the extender.
-    """
+    """kube-scheduler's reason is never older than that of the extender."""
     refusal = waiting.refusal
     queued = waiting.queued
     if not queued.by_kube_scheduler:

@@ -26,7 +26,7 @@ SHOWN_TO_ALL = (
     *("device", "index", "device_mib", "memory_mib", "cores_percent", "booked_cores"),
     *("slot", "mig", "init", "state", "memory", "compute", "held_text"),
 )
-"""What viewers see of a share whose namespace they may not see."""
+"""Viewers see it of a share in any namespace."""
 
 
 def device_view(
@@ -62,7 +62,7 @@ def device_view(
 
 
 def phase_of(view: DeviceView, node: NodeView) -> DevicePhase:
-    """Return what a device is to new pods: by this, pages, commands and metrics count devices."""
+    """Pages, commands and metrics count devices by it."""
     if not view.healthy:
         return DevicePhase.UNHEALTHY
     if closed_by(view, node):
@@ -73,14 +73,13 @@ def phase_of(view: DeviceView, node: NodeView) -> DevicePhase:
 
 
 def closed_by(view: DeviceView, node: NodeView | None) -> str:
-    """Return why a healthy device gets no new shares, or an empty text if it does."""
+    """Return why a healthy device gets no new shares, or an empty text."""
     if node is None or node.deleted:
         return "the node is gone"
     return view.excluded or node.closed_by
 
 
 def by_pod(shares: Iterable[HeldShare]) -> Iterator[list[HeldShare]]:
-    """Yield the shares of a device that belong to the same pod together."""
     pods: dict[PodUid, list[HeldShare]] = {}
     for share in shares:
         pods.setdefault(share.pod, []).append(share)
@@ -88,13 +87,12 @@ def by_pod(shares: Iterable[HeldShare]) -> Iterator[list[HeldShare]]:
 
 
 def is_idle(shares: Iterable[HeldShare]) -> bool:
-    """Return whether a pod's part of a device is idle: all its running containers are."""
     running = [share for share in shares if not share.init]
     return bool(running) and all(share.measured and share.measured.idle for share in running)
 
 
 def unused_milli_gpu(shares: Sequence[HeldShare]) -> int | None:
-    """Return what a pod has of a device if no container uses it now; None if it is not measured."""
+    """Return 0 if a container uses the device now, or None if that is not measured."""
     measured = [share.measured for share in shares if not share.init]
     if not measured or None in measured:
         return None
@@ -107,7 +105,6 @@ def idle_milli_gpu(shares: Iterable[HeldShare]) -> int:
 
 
 def _capacity(device: Device, live: MigLayout | None) -> int:
-    """Return how many shares, or instances of the live layout, fit on the device."""
     if device.mode is not DeviceMode.MIG:
         return device.slots
     layouts = (live,) if live else device.layouts
@@ -119,12 +116,10 @@ def held_share(lease: Lease, share: Share) -> HeldShare:
 
 
 def hidden_share(share: HeldShare) -> HeldShare:
-    """Return only how much of its device a share takes, and the state of its lease."""
     return HeldShare(**{name: getattr(share, name) for name in SHOWN_TO_ALL})
 
 
 def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
-    """Return what a pod's part of a device holds that is idle, since its last use."""
     running = [share for share in shares if not share.init]
     used_at = [share.measured.idle_since for share in running if share.measured]
     since = max((at for at in used_at if at is not None), default=now)
@@ -145,7 +140,7 @@ def idle_holder(shares: Sequence[HeldShare], now: float) -> IdleHolder:
 
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
-    """Describe a pod whose lease has ended, by the most that it had of each device at one time."""
+    """Describe a pod by the most that it had of each device at one time."""
     taken = bookings(lease.shares)
     gpus = sum(map(milli_gpu, shares_by_device(lease).values())) / 1000
     return FinishedPod.from_attributes(
@@ -163,7 +158,6 @@ def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
 
 
 def balances(accounts: Accounts) -> list[Balance]:
-    """Return the balance of each account that has a window."""
     return [
         balance(account, account.budget or Budget(namespace=account.namespace), accounts.now_ms)
         for account in accounts.accounts
@@ -193,7 +187,7 @@ def budget_view(current: Balance) -> BudgetView:
 
 
 def budget_summary(current: Balance, reported: BudgetSummary | None) -> BudgetSummary:
-    """Return a balance with what follows from its state for pods, as reported last."""
+    """What follows from the state is as reported last."""
     remaining = current.remaining_units
     return BudgetSummary(
         state=current.state,
@@ -210,9 +204,9 @@ def budget_summary(current: Balance, reported: BudgetSummary | None) -> BudgetSu
 
 
 def uncharged_minutes(current_balances: Iterable[Balance], window: str) -> dict[Namespace, str]:
-    """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
+    """Return what running leases have used that reports do not contain yet, in open windows.
 
-    Only of open windows, and of those only `window` unless it is empty.
+    An empty `window` is any.
     """
     uncharged = {
         balance_now.namespace: balance_now.window_used_units - balance_now.window.used_units

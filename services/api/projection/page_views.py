@@ -16,7 +16,7 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[dict[str, Any], ...]
     cursor: str | None
-    """Of the next page; null: there is none."""
+    """Null on the last page."""
 
 
 class BudgetSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +57,18 @@ class NodeView(View, frozen=True, kw_only=True):
 
     node: NodeName
     cordoned: str = ""
-    """Why it gets no pods; empty if it does."""
+    """Why it gets no pods, or empty."""
     unschedulable: bool = False
     cordoned_by: str = ""
-    """Who made it so, if that is known."""
     other_manager: str = ""
-    """What shows that another program gives out parts of its GPUs, too; or empty."""
+    """What shows that another program gives out parts of its GPUs, too."""
     deleted: bool = False
     """The API server no longer has it; some of its leases have not ended yet."""
     devices: tuple[DeviceUuid, ...] = ()
 
     @property
     def closed_by(self) -> str:
-        """Why it gets no new pods, also if `kubectl cordon` closed it; empty if it does."""
+        """Return why it gets no new pods, or an empty text."""
         by = f"cordoned by {self.cordoned_by}" if self.cordoned_by else "kubectl cordon"
         return self.cordoned or (by if self.unschedulable else "")
 
@@ -80,7 +79,7 @@ class QueueView(View, frozen=True, kw_only=True):
     total: int
     hidden: int
     by_code: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many of those that the viewer may see wait for each reason."""
+    """Only pods that the viewer may see."""
     pods: tuple[WaitingView, ...] = ()
 
 
@@ -125,7 +124,7 @@ class NamespaceDetails(NamespaceView, frozen=True, kw_only=True):
 
 
 Column = tuple[float | None, ...]
-"""One value for each instant; null where it is not known."""
+"""Null where the value is not known."""
 
 
 class HistoryView(View, frozen=True, kw_only=True):
@@ -141,7 +140,7 @@ class HistoryView(View, frozen=True, kw_only=True):
     source: str
     """`memory`, or `prometheus`."""
     memory_capacity: int | None = None
-    """Of the devices now; null of a pod and a namespace."""
+    """Null of a pod and a namespace."""
     cores_capacity: int | None = None
     at: tuple[float, ...]
     memory: Column
@@ -151,17 +150,17 @@ class HistoryView(View, frozen=True, kw_only=True):
     """Measured."""
     used_cores: Column | UnsetType = UNSET
     idle: Column | UnsetType = UNSET
-    """What idle shares hold: the larger part of a device's cores or memory."""
+    """The larger part of a device's cores or memory."""
     temperature: Column | UnsetType = UNSET
-    """Of a device, degrees Celsius."""
+    """Degrees Celsius."""
     power: Column | UnsetType = UNSET
-    """Of a device, watts."""
+    """Watts."""
     clock: Column | UnsetType = UNSET
-    """Of a device's multiprocessors, MHz."""
+    """MHz of multiprocessors."""
     busy: Column | UnsetType = UNSET
-    """Percent of the time in which a kernel ran on the device."""
+    """Percent of the time in which a kernel ran."""
     waiting: dict[str, Column] | UnsetType = UNSET
-    """Of the cluster: waiting pods by reason."""
+    """By reason."""
 
 
 class FinishedView(View, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ class PodObjectView(View, frozen=True, kw_only=True):
     namespace: Namespace
     name: str
     owner: str
-    """Kind and name of its controller, such as `Job train`; or empty."""
+    """Such as `Job train`."""
     phase: str
     reason: str
     scheduler: str
@@ -69,15 +69,14 @@ class PodObjectView(View, frozen=True, kw_only=True):
     gates: tuple[str, ...]
     created: float | None
     ended: float | None
-    """When its last container ended, once all have."""
+    """Null until all containers have."""
     containers: tuple[ContainerView, ...]
     conditions: tuple[ConditionView, ...]
     events: tuple[PodEventView, ...] = ()
     """The latest first; at most 50."""
     events_hidden: str = ""
-    """Why there are none here."""
     manifest: str
-    """YAML, with the values of variables hidden."""
+    """YAML."""
 
 
 def event_view(event: PodEvent) -> PodEventView:
@@ -95,7 +94,7 @@ def event_view(event: PodEvent) -> PodEventView:
 def pod_object(
     body: bytes, events: Iterable[PodEvent] = (), events_hidden: str = ""
 ) -> PodObjectView:
-    """Describe a pod by its JSON. Raises msgspec.ValidationError if that is no pod."""
+    """Raises msgspec.ValidationError if the JSON is no pod."""
     pod = msgspec.json.decode(body, type=FullPod)
     status = msgspec.json.decode(body, type=TimedPod).status
     spec = pod.spec
@@ -142,7 +141,7 @@ def pod_object(
 
 
 def manifest_of(pod: dict[str, Any]) -> str:
-    """Return a pod as YAML, without what may be secret and what only servers need."""
+    """Leave out what may be secret and what only servers need."""
     metadata = {key: value for key, value in pod["metadata"].items() if key != "managedFields"}
     annotations = metadata.get("annotations") or {}
     if LAST_APPLIED in annotations:  # it has the values of variables, too

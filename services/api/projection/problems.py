@@ -1,7 +1,4 @@
-"""Problems, one for each cause: missing components, GPUs that are sick or closed, old data; pure.
-
-`now` is an argument, Unix seconds.
-"""
+"""Problems, one for each cause: missing components, closed or sick GPUs, old data; pure."""
 
 import re
 from collections import OrderedDict
@@ -32,28 +29,23 @@ class Problem(View, frozen=True, kw_only=True):
     """`error`: pods may not be placed, or what is shown is old; `warning`; or `info`."""
     cause: str
     text: str
-    """The cause, and what is affected."""
     hint: str
     since: float | None
-    """Null if it is not known."""
     count: int
     affected: tuple[str, ...]
-    """The first ones."""
 
 
 class DataAge(View, frozen=True, kw_only=True):
     """When data was last received; 0: never."""
 
     ledger_at: float = 0.0
-    """Leases, devices and waiting pods, as read from the ledger."""
     usage_at: float = 0.0
-    """What agents measure."""
 
 
 MISSED_HEARTBEATS = 3
-"""After so many missed heartbeats, a replica is late."""
+"""A replica is late after them."""
 RETENTION_S = 300.0
-"""A late replica is reported this long while other replicas of its service run."""
+"""How long a late replica is reported while other replicas of its service run."""
 AGENT = "node-agent"
 GRACE_PERIOD_S = 15.0
 """After the API's start, components that have never sent a heartbeat are not yet missing."""
@@ -114,7 +106,7 @@ LOST = (
 )
 CLOSED = "pods on it stay; leasehold uncordon opens it, or remove the annotation"
 NO_RESPONSE = "does not respond"
-"""In why a node is closed: its agent has not replied to the binder."""
+"""Part of why a node is closed whose agent has not replied to the binder."""
 CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 
@@ -126,7 +118,6 @@ class AffectedObject:
     name: str
     since: float | None = None
     cause: str
-    """The same for all that it affects."""
     hint: str = ""
     severity: str = "error"
 
@@ -137,14 +128,13 @@ class _Replica:
     received_at: float
     unready_since: float | None = None
     ahead_s: tuple[float, ...] = ()
-    """How far the sender's clock was ahead of ours, less each message's way, of the latest."""
+    """How far the sender's clock was ahead of ours, less each message's way."""
 
 
 class ComponentMonitor:
-    """The latest heartbeat of every replica.
+    """NATS has authenticated a heartbeat's service and node, and not its replica.
 
-    NATS has authenticated a heartbeat's service and node, and not which replica it is of: of each
-    service, or agent, as many replicas are known as it can have.
+    So of each sender, as many replicas are known as it can have.
     """
 
     def __init__(self, started_at: float) -> None:
@@ -153,7 +143,7 @@ class ComponentMonitor:
         """By sender and name, the one that was silent for longest first."""
 
     def record(self, event: Heartbeat, now: float) -> None:
-        """Record a heartbeat; a replica that stops on purpose is not missing."""
+        """A replica that stops on purpose is not missing."""
         replicas = self._replicas.setdefault(event.route, OrderedDict())
         before = replicas.pop(event.instance, None)
         if not event.stopping:
@@ -169,10 +159,7 @@ class ComponentMonitor:
             del self._replicas[event.route]
 
     def missing(self, nodes: Iterable[NodeName], now: float) -> list[AffectedObject]:
-        """Return missing replicas, required services, and agents of nodes with devices.
-
-        A replica that is not ready is listed once for each of its reasons.
-        """
+        """A replica that is not ready is listed once for each of its reasons."""
         names = set(nodes)
         self._remove_expired(names, now)
         return [
@@ -182,7 +169,6 @@ class ComponentMonitor:
         ]
 
     def running(self, now: float) -> dict[str, tuple[str, ...]]:
-        """Return the versions of the replicas of each service that are not late."""
         versions: dict[str, set[str]] = {}
         for replica in self._known():
             if not _is_late(replica, now):
@@ -191,10 +177,9 @@ class ComponentMonitor:
         return {service: tuple(sorted(versions[service])) for service in sorted(versions)}
 
     def clocks(self, others: Mapping[str, float], now: float) -> dict[str, tuple[str, float]]:
-        """Return by how much each clock is ahead of most, in seconds, by the name that it has.
+        """Return service and seconds ahead of most, by name.
 
-        Beside its service; of components, and of `others`, such as Redis, whose clocks are ahead of
-        ours. A message that was late counts only if the latest ones all were.
+        A message that was late counts only if the latest ones all were.
         """
         clocks = {
             _shown_name(replica.heartbeat): (replica.heartbeat.service, max(replica.ahead_s))
@@ -206,7 +191,7 @@ class ComponentMonitor:
         return {name: (service, ahead_s - usual_s) for name, (service, ahead_s) in clocks.items()}
 
     def lateness_s(self) -> float:
-        """Return by how much the latest heartbeats of most replicas were late, in seconds."""
+        """Return by how much the latest heartbeats of most replicas were late."""
         late_s = [
             max(replica.ahead_s) - min(replica.ahead_s)
             for replica in self._known()
@@ -219,7 +204,7 @@ class ComponentMonitor:
             yield from replicas.values()
 
     def _remove_expired(self, nodes: Collection[NodeName], now: float) -> None:
-        """Forget replicas that are late for long, unless it is the last of a service or node."""
+        """Keep the last replica of a service or node."""
         running = self.running(now)
         for sender, replicas in list(self._replicas.items()):
             for name, replica in list(replicas.items()):
@@ -276,7 +261,6 @@ def _shown_name(event: Heartbeat) -> str:
 
 
 def slow_servers(replies_s: Mapping[str, float]) -> Iterator[AffectedObject]:
-    """Yield the servers that take long to reply, by their names in `SERVERS`."""
     for name, reply_s in replies_s.items():
         if reply_s > SLOW_S:
             _, effect, hint = SERVERS[name]
@@ -289,7 +273,6 @@ def _slow(name: str) -> str:
 
 
 def clock_problems(clocks: Mapping[str, tuple[str, float]]) -> Iterator[AffectedObject]:
-    """Yield the clocks that are further from most than leases and reservations bear."""
     for name, (_, ahead_s) in sorted(clocks.items()):
         if abs(ahead_s) > CLOCK_S:
             text = f"{name} is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}"
@@ -354,7 +337,7 @@ def affected_objects(
 
 
 def lost_enforcers(devices: Iterable[DeviceView]) -> Iterable[tuple[NodeName, MissingEnforcer]]:
-    """Return what holds leases of a node and is not offered to new ones, once for each node."""
+    """Return what holds leases of a node and is not offered to new ones."""
     return dict.fromkeys(
         (view.node, missing)
         for view in devices

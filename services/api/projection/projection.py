@@ -50,11 +50,10 @@ DATA: ChangeKey = ("data", "")
 
 _encode = msgspec.json.Encoder().encode
 _NamespaceUsage = Counter[str]
-"""By the fields of `NamespaceView`, of leases on one node or on all."""
+"""By the fields of `NamespaceView`."""
 
 
 EncodedDevice = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/DeviceView"})]
-"""A DeviceView as JSON."""
 
 
 def encoded(view: DeviceView) -> EncodedDevice:
@@ -76,7 +75,7 @@ class Projection:
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._total_usage: dict[Namespace, _NamespaceUsage] | None = None
-        """Of all nodes; None since a node's usage has changed."""
+        """None since a node's usage has changed."""
         self._encoded: dict[DeviceUuid, tuple[DeviceView, EncodedDevice]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
         self._running: dict[NodeName, Mapping[ShareKey, tuple[ProcessUse, ...]]] = {}
@@ -85,7 +84,7 @@ class Projection:
     def update_nodes(
         self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
     ) -> frozenset[ChangeKey]:
-        """Replace nodes; those requested that are not among `totals` are removed."""
+        """Requested nodes that are not among `totals` are removed."""
         changed: set[ChangeKey] = set()
         by_name = {node_totals.node.facts.name: node_totals for node_totals in totals}
         for name in {*requested, *by_name}:
@@ -154,7 +153,6 @@ class Projection:
         return {("device", uuid) for uuid in removed}
 
     def encoded(self, view: DeviceView) -> EncodedDevice:
-        """Return a device as JSON, which is kept until it changes."""
         kept = self._encoded.get(view.uuid)
         if kept is None or kept[0] is not view:
             kept = view, encoded(view)
@@ -169,17 +167,15 @@ class Projection:
         return sorted(name for name, totals in self.totals.items() if totals.leases)
 
     def closed_by(self, view: DeviceView) -> str:
-        """Return why a healthy device gets no new shares, or an empty text if it does."""
         return closed_by(view, self.nodes.get(view.node))
 
     def unmeasured_nodes(self) -> list[NodeName]:
-        """Return the nodes with leases whose agents did not report their usage."""
         return [name for name in self.leased_nodes() if name not in self._measured]
 
     def update_measured(
         self, name: NodeName, reply: UsageReply | None, *, now: float, idle_after_s: float
     ) -> frozenset[ChangeKey]:
-        """Replace what a node's agent measures; None: it did not reply."""
+        """None if the agent did not reply."""
         self._update_hardware(name, reply.hardware if reply else ())
         measured = {
             share.key: MeasuredView.from_attributes(
@@ -214,7 +210,6 @@ class Projection:
     def update_waiting(
         self, pods: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
     ) -> frozenset[ChangeKey]:
-        """Replace the waiting pods: all of them, or those of the requested pods."""
         waiting = {waiting_pod.queued.pod: waiting_pod for waiting_pod in pods}
         removed = set(self.waiting if requested is None else requested) - waiting.keys()
         changed = [
@@ -229,13 +224,12 @@ class Projection:
         return frozenset({WAITING, NAMESPACES})
 
     def update_gated(self, pods: Iterable[PodGated]) -> frozenset[ChangeKey]:
-        """Replace the pods that wait for their namespace's budget."""
         ordered = sorted(pods, key=lambda pod: (-pod.priority, pod.created_at, pod.name))
         before, self.gated = self.gated, {gated.pod: waits_for_budget(gated) for gated in ordered}
         return frozenset() if self.gated == before else frozenset({WAITING, NAMESPACES})
 
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
-        """Replace budgets by newer ones; older events are ignored."""
+        """Older events are ignored."""
         before = dict(self.budgets)
         changed: set[ChangeKey] = set()
         for event in events:
@@ -254,7 +248,6 @@ class Projection:
         return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
 
     def update_preemptions(self, state: PreemptionState) -> frozenset[ChangeKey]:
-        """Add evictions to the recent events, and replace planned starts, and older budgets."""
         is_new = self.events.add_evictions(state.evictions)
         changed = set(self.update_budgets((state.budgets or {}).values()))
         starts = {
@@ -286,15 +279,14 @@ class Projection:
         return lease_end(lease, now, self.run_times.expected_s(lease))
 
     def queue(self) -> list[WaitingPod]:
-        """Return the waiting pods, in the order in which freed capacity is offered."""
+        """Return the waiting pods in the order in which freed capacity is offered."""
         return fair_queue(self.waiting.values(), self.fair_share())
 
     def waiting_pods(self) -> list[WaitingPod]:
-        """Return the waiting pods in their order, and after them those that wait for a budget."""
+        """Pods that wait for a budget come last."""
         return [*self.queue(), *self.gated.values()]
 
     def fair_share(self) -> FairShare:
-        """Return the usage that orders the waiting pods."""
         healthy = [view for view in self.devices.values() if view.healthy]
         used = {
             name: GpuAmount(cores_percent=usage["cores_percent"], memory_mib=usage["memory_mib"])
@@ -365,12 +357,12 @@ class Projection:
                 yield ProcessView.from_attributes(process, share)
 
     def lease_of(self, pod: PodUid) -> Lease | None:
-        """Return the live lease of a pod, or of a ResourceClaim that it uses."""
+        """Return the lease of a pod, or of a ResourceClaim that it uses."""
         leases = (lease for totals in self.totals.values() for lease in totals.leases)
         return next((lease for lease in leases if pod in (lease.pod, *lease.users)), None)
 
     def uid_of(self, namespace: Namespace, name: str) -> PodUid | None:
-        """Return the UID of the latest pod of a name, or None if nothing is known of any."""
+        """Return the UID of the latest pod of a name, or None."""
         wanted = namespace, name
         for totals in self.totals.values():
             for lease in totals.leases:
@@ -386,7 +378,6 @@ class Projection:
 
 
 def _reservations(state: PreemptionState) -> dict[DeviceUuid, DeviceReservation]:
-    """Return for which pod or gang each device is kept that a plan claims."""
     reservations: dict[DeviceUuid, DeviceReservation] = {}
     for stored in state.open:
         preemption = stored.preemption

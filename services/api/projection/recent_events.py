@@ -1,7 +1,6 @@
 """Recent events: steps of pods, with the time since the previous step, and problems; pure.
 
-Each kind of subject has room of its own: many waiting pods, or a busy agent, leave the events of
-others.
+Each kind of subject has room of its own: a busy agent leaves the events of others.
 """
 
 from collections import OrderedDict, deque
@@ -28,18 +27,17 @@ from shared.model.names import Namespace, PodUid
 from shared.model.views.pods import SpanView
 
 MAX_EVENTS = 200
-"""Of pods."""
 MAX_WAITING = 100
-"""Of these, that a pod waits."""
+"""Events that a pod waits, of those of pods."""
 MAX_EVENTS_OF_AGENT = 20
 MAX_OTHERS = 100
-"""Beginnings and ends of problems, and changes of budgets."""
+"""Of problems and budgets."""
 MAX_EVENTS_OF_OBJECT = 10
-"""Of these, of an object or namespace."""
+"""Of an object or namespace."""
 MAX_PODS = 20_000
 
 ProblemKey = tuple[str, str]
-"""The object that is affected, such as `GPU 3 of node-0`, and the cause."""
+"""The object, such as `GPU 3 of node-0`, and the cause."""
 AgentEvent = ShareActivated | ShareRefused | ViolationFound
 PodEvent = (
     PodQueued
@@ -82,7 +80,6 @@ CAUSES = {
 }
 TERMINAL = ("Succeeded", "Failed")
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
-"""Repetitions are ignored."""
 WAITING = STEPS[PlacementRefused][0]
 PROBLEM = "problem"
 SOLVED = "solved"
@@ -95,21 +92,16 @@ class RecentEvents:
         self._of_pods: deque[EventView] = deque(maxlen=MAX_EVENTS)
         self._of_others: deque[EventView] = deque(maxlen=MAX_OTHERS)
         self._seen: frozenset[ProblemKey] = frozenset()
-        """The problems at the last reading."""
         self._begun: dict[ProblemKey, float] = {}
-        """When each problem that goes on began."""
         self._lease_of = lease_of
         self._leases: OrderedDict[PodUid, Lease] = OrderedDict()
-        """The latest leases that binders and placers published."""
         self._waits_for: OrderedDict[PodUid, str] = OrderedDict()
-        """The reason for which each pod waited last."""
         self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
         self._number = 0
         self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
 
     @property
     def latest(self) -> list[EventView]:
-        """The events, oldest first."""
         return sorted((*self._of_pods, *self._of_others), key=attrgetter("number"))
 
     def add(self, events: Sequence[PodEvent], now: float) -> bool:
@@ -120,7 +112,6 @@ class RecentEvents:
         return self._number > before
 
     def times_of(self, pod: PodUid) -> Mapping[str, float]:
-        """Return when each step of a pod was observed, by the step's name."""
         return self._steps.get(pod, {})
 
     def _add(self, event: PodEvent, now: float) -> None:
@@ -159,10 +150,9 @@ class RecentEvents:
         )
 
     def _waits_already(self, event: PlacementRefused) -> bool:
-        """Record why a pod waits; return whether it has waited for the same reason before.
+        """Return whether a pod has waited for the same reason before.
 
-        The numbers in a refusal change with each retry; the reason that excludes most nodes does
-        not.
+        A refusal's numbers change with each retry, the reason that excludes most nodes does not.
         """
         refusal = event.refusal
         reason = refusal.counts[0][0] if refusal.counts else refusal.reason
@@ -175,8 +165,8 @@ class RecentEvents:
     def add_problems(self, problems: Collection[ProblemKey], now: float) -> bool:
         """Replace the problems; return whether one has begun or ended.
 
-        A problem begins when it is seen a second time, as components of an API that has just
-        started may still be about to report.
+        A problem begins when it is seen a second time: components may still be about to report to
+        an API that has just started.
         """
         before = self._number
         current = frozenset(problems)
@@ -207,7 +197,6 @@ class RecentEvents:
         at: float,
         latency_s: float | None = None,
     ) -> None:
-        """Add an event of no pod, in the room of its namespace or object."""
         alike = [it for it in self._of_others if (it.namespace, it.name) == subject]
         _make_room(self._of_others, alike, MAX_EVENTS_OF_OBJECT)
         self._number += 1
@@ -226,7 +215,6 @@ class RecentEvents:
         )
 
     def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
-        """Add the evictions that the previous reading of the journal did not have."""
         evictions = self._evictions
         before = self._number
         self._evictions = frozenset(
@@ -251,7 +239,6 @@ class RecentEvents:
         return self._number > before
 
     def spans_of(self, pod: PodUid) -> tuple[SpanView, ...]:
-        """Return the time until each step of a pod that was observed as a span."""
         steps = sorted(self.times_of(pod).items(), key=itemgetter(1))
         traced = [(kind, at) for kind, at in steps if kind in TRACED_STEPS]
         return tuple(
@@ -268,7 +255,7 @@ class RecentEvents:
         return next((event for event in reversed(self.latest) if event.pod == pod), None)
 
     def end_of(self, pod: PodUid) -> str:
-        """Return why a pod ended: its phase, that it was deleted, or why it was evicted."""
+        """Return a phase, `deleted`, or why it was evicted."""
         latest = (event for event in reversed(self.latest) if event.pod == pod)
         kinds = {event.kind: event.text for event in latest}
         if EVICTIONS[EvictionOutcome.EVICTED] in kinds:
@@ -277,7 +264,7 @@ class RecentEvents:
         return "" if phase is None else phase if phase in TERMINAL else "deleted"
 
     def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
-        """Return the pod and the node; no pod if a node speaks of one that has no lease there."""
+        """Return no pod if a node reports one that has no lease there."""
         described = pod_of(event)
         if isinstance(event, PlacementChosen | PodBound | LeaseResized):
             self._leases[event.lease.pod] = event.lease
@@ -303,7 +290,7 @@ def _make_room(events: deque[EventView], alike: Sequence[EventView], most: int) 
 
 
 def pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
-    """Return UID, namespace, name and node of the pod that an event is about."""
+    """Return UID, namespace, name and node."""
     match event:
         case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
             return lease.pod, lease.namespace, lease.name, lease.node

@@ -89,7 +89,6 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
 T = TypeVar("T")
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
-"""That the page lists."""
 
 
 def all_namespaces(_: Namespace) -> bool:
@@ -98,16 +97,12 @@ def all_namespaces(_: Namespace) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleCluster:
-    """What a viewer may see, with shares marked as idle as the viewer chooses."""
-
     projection: Projection
     components: Sequence[AffectedObject]
-    """Those that are missing."""
     data: DataAge
     visible: NamespaceFilter
     now: float
     idle_after_s: float
-    """Shares that have not been used for this long are marked as idle."""
 
     def state(self, position: str) -> StateView:
         nodes = self.projection.nodes
@@ -120,7 +115,6 @@ class VisibleCluster:
         )
 
     def delta(self, keys: Iterable[ChangeKey], *, after_event: int) -> DeltaView:
-        """Return the current values of these keys, and the names of removed items."""
         changed: dict[str, list[str]] = {}
         for kind, name in sorted(keys):
             changed.setdefault(kind, []).append(name)
@@ -162,7 +156,6 @@ class VisibleCluster:
         )
 
     def affected_objects(self) -> Iterator[AffectedObject]:
-        """Yield what `all_problems` groups by cause."""
         return affected_objects(
             self.projection, self.components, self.data, visible=self.visible, now=self.now
         )
@@ -185,7 +178,7 @@ class VisibleCluster:
         return self.projection.encoded(view) if shown is view else encoded(shown)
 
     def device(self, view: DeviceView) -> DeviceView:
-        """Return a device without the names of others; copied only if something differs."""
+        """The device is copied only if something differs."""
         if self.visible is all_namespaces and not _any_unused(view.shares):
             return view
         shares = tuple(map(self._share, view.shares))
@@ -227,8 +220,6 @@ class VisibleCluster:
     # Leases and waiting pods
 
     def leases(self, namespace: str = "", name: str = "") -> LeasesView:
-        """Return the leases and waiting pods of a namespace and of a name, or all."""
-
         def is_selected(pod: Lease | WaitingView) -> bool:
             return namespace in {"", pod.namespace} and name in {"", pod.name}
 
@@ -296,7 +287,6 @@ class VisibleCluster:
         )
 
     def waiting_pods(self) -> Iterator[WaitingView]:
-        """Yield the visible waiting pods, in the order in which freed capacity is offered."""
         first: dict[tuple[str, str], PodUid] = {}
         for position, waiting in enumerate(self.projection.waiting_pods(), start=1):
             queued = waiting.queued
@@ -325,7 +315,6 @@ class VisibleCluster:
         )
 
     def queue(self) -> QueueView:
-        """Count the waiting pods, and list the first visible ones."""
         shown = list(self.waiting_pods())
         total = len(self.projection.waiting) + len(self.projection.gated)
         return QueueView(
@@ -336,7 +325,7 @@ class VisibleCluster:
         )
 
     def pod(self, uid: PodUid, trace: TraceView) -> PodView | None:
-        """Return one pod, or None if no lease, waiting pod or recent event of it is visible."""
+        """Return None if no lease, waiting pod or recent event of the pod is visible."""
         lease = self.projection.lease_of(uid)
         waiting = self.projection.waiting.get(uid) or self.projection.gated.get(uid)
         latest = self.projection.events.latest_of(uid)
@@ -379,7 +368,6 @@ class VisibleCluster:
     def _queue_place(
         self, queue: Sequence[WaitingPod], position: int, fair_share: FairShare
     ) -> QueuePlace:
-        """Return the position of a pod, why another precedes it, and its namespace's usage."""
         queued = queue[position - 1].queued
         entitlement = fair_share.entitlement_of(queued.namespace)
         place = QueuePlace(
@@ -503,5 +491,4 @@ def _eviction(record: EvictionRecord, visible: NamespaceFilter) -> EvictionView:
 
 
 def _name_of(namespace: str, name: str, visible: NamespaceFilter) -> str:
-    """Return namespace and name of a pod, or an empty text if it may not be seen."""
     return f"{namespace}/{name}" if namespace and visible(Namespace(namespace)) else ""

@@ -1,1 +1,1 @@
-"""What is reported over time: histories, finished pods, costs and metrics."""
+"""What is reported over time."""

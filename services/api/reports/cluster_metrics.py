@@ -1,4 +1,4 @@
-"""The cluster on /metrics: what waits and for how long, what is free, idle leases, what is missing.
+"""The cluster on /metrics: waiting pods, capacity, idle leases, missing components.
 
 Each replica exports the whole cluster: take the maximum over replicas, not the sum.
 """
@@ -122,7 +122,6 @@ ALL = (
 
 
 def export_cluster(projection: Projection, missing: Iterable[AffectedObject], now: float) -> None:
-    """Set all gauges; series of what is gone end."""
     for gauge in ALL:
         gauge.clear()
     CLOSED_NODES.set(sum(bool(node.cordoned) for node in projection.nodes.values()))
@@ -149,7 +148,6 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
 
 
 def export_servers(clocks: Mapping[str, tuple[str, float]], replies_s: Mapping[str, float]) -> None:
-    """Set the gauges of clocks and of servers' replies; series of what is gone end."""
     CLOCK.clear()
     differences: dict[str, float] = {}
     for service, ahead_s in clocks.values():
@@ -161,10 +159,7 @@ def export_servers(clocks: Mapping[str, tuple[str, float]], replies_s: Mapping[s
 
 
 def observe_bound(bound: PodBound, times: Mapping[str, float]) -> None:
-    """Observe how long a pod took; `times` are when its steps were observed.
-
-    Steps that were observed together took at least as long as the last one reports.
-    """
+    """Steps that were observed together took at least as long as the last one reports."""
     if {"queued", "bound"} <= times.keys():
         series = TIME_TO_BIND.labels(bound.lease.dialect, "yes" if "waiting" in times else "no")
         took_s = max(times["bound"] - times["queued"], bound.latency_s)
@@ -183,7 +178,7 @@ def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
 
 
 def _export_state(view: DeviceView, projection: Projection) -> str:
-    """Export whether new shares of a device can be leased, and return its state."""
+    """Return the state of a device."""
     closed = projection.closed_by(view) if view.healthy else ""
     if closed:
         CLOSED.labels(view.node, view.index, closed).set(1)

@@ -32,7 +32,7 @@ DAY_MS = 24 * HOUR_MS
 MOST_DAYS = 400
 MOST_PERIODS = 1000
 STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
-"""By name, the length of periods; the empty name: one period."""
+"""Lengths of periods; without a name, one period."""
 OTHERS = Namespace("(others)")
 """Namespaces that the viewer may not see."""
 UNALLOCATED = "__idle__"
@@ -42,7 +42,6 @@ ALLOCATION = {
     "aggregate": "namespace",
     "includeIdle": "true: and what was free",
 }
-"""Of the report as OpenCost has it."""
 NOT_OF_GPUS = (
     "cpuCores cpuCoreRequestAverage cpuCoreUsageAverage cpuCoreHours cpuCost cpuCostAdjustment "
     "cpuEfficiency gpuCostAdjustment networkTransferBytes networkReceiveBytes networkCost "
@@ -121,7 +120,6 @@ def cost_view(
     periods: Iterable[tuple[int, int]],
     shown: Callable[[Namespace], Namespace],
 ) -> CostView:
-    """Report what is recorded of adjacent periods."""
     rates, periods = prices.read(), tuple(periods)
     begin, end = periods[0][0], periods[-1][1]
     _, capacity, recorded = add_up(hours.values(), begin, end)
@@ -169,7 +167,6 @@ def _decimal(value: Fraction) -> str:
 
 
 def allocations(view: CostView, *, with_idle: bool) -> AllocationReply:
-    """Return the namespaces of a report as allocations; `with_idle`: and what was free."""
     steps: dict[float, dict[str, list[CostLine]]] = {}
     for line in view.lines:
         by_name = steps.setdefault(line.start, {})
@@ -208,7 +205,7 @@ def _allocation(name: str, lines: list[CostLine]) -> dict[str, Any]:
 
 
 def length_ms(text: str, name: str) -> int:
-    """Parse a length such as `12h`. Raises RequestError for other texts."""
+    """Parse a length such as `12h`. Raises RequestError."""
     match = _LENGTH.fullmatch(text)
     if match is None:
         raise RequestError(f"{name}={text} is not a length such as 30m, 12h or 7d")
@@ -216,7 +213,7 @@ def length_ms(text: str, name: str) -> int:
 
 
 def window_ms(text: str, now: float) -> tuple[int, int]:
-    """Parse a window: a word, a length until now, or two instants, RFC 3339."""
+    """Parse a word, a length until now, or two instants, RFC 3339."""
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     week = today - timedelta(days=(today.weekday() + 1) % 7)
     month = today.replace(day=1)

@@ -1,8 +1,4 @@
-"""Amounts over time: the ranges, what is sampled of which subject, and budgets; pure.
-
-A subject is the cluster, a node, a device, a pod, a namespace, or a reason to wait. Amounts are MiB
-and percent of one device.
-"""
+"""Amounts over time, in MiB and percent of one device; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,10 +33,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     WAITING: ("pods",),
     HARDWARE: ("temperature", "power", "clock", "busy"),
 }
-"""Other kinds have those of `AMOUNTS`."""
 ALL_CORES = 100
 GAP = 2.5
-"""Points that are further apart than so many steps have a gap between them."""
+"""More steps between two points are a gap."""
 
 Values = Sequence[float | None]
 Sample = Mapping[str, Mapping[str, Values]]
@@ -49,8 +44,6 @@ Sample = Mapping[str, Mapping[str, Values]]
 
 @dataclass(frozen=True, slots=True)
 class HistoryRange:
-    """A range of time, and the time between two points in it."""
-
     name: str
     span_s: float
     step_s: float
@@ -66,11 +59,11 @@ RANGES = (
 PERIOD = "period"
 PERIOD_POINTS = 150
 LONGEST_PERIOD_S = 400 * DAY_S
-"""Of a free period that a viewer asks for: a year and a month, so that a query has a bound."""
+"""The longest period that a viewer may ask for, so that a query has a bound."""
 
 
 def range_of(name: str) -> HistoryRange:
-    """Return a range by its name, or a day. Raises RequestError for an unknown name."""
+    """Return a day for an empty name. Raises RequestError."""
     chosen = next(
         (recorded_range for recorded_range in RANGES if recorded_range.name == (name or "1d")), None
     )
@@ -81,7 +74,7 @@ def range_of(name: str) -> HistoryRange:
 
 
 def period_of(start: float, end: float) -> HistoryRange:
-    """Return a range without a name, of about 150 points. Raises RequestError if it is none."""
+    """Return a range of about 150 points. Raises RequestError."""
     span_s = end - start
     if not 0 < span_s <= LONGEST_PERIOD_S:
         raise RequestError("from must be before to and before now, by 400 days at most")
@@ -96,7 +89,6 @@ class Subject:
     """UUID, UID, or name."""
     devices: tuple[DeviceUuid, ...] = ()
     namespace: str = ""
-    """Of a pod or a namespace."""
     pod: str = ""
 
 
@@ -107,7 +99,7 @@ class RecordedValues:
     at: Sequence[float]
     columns: Mapping[str, Values]
     waiting: Mapping[str, Values]
-    """Of the cluster, by reason."""
+    """By reason."""
 
 
 def sample_of(
@@ -115,7 +107,6 @@ def sample_of(
     reasons: Iterable[str],
     hardware: Mapping[DeviceUuid, Hardware],
 ) -> Sample:
-    """Return the amounts of everything now, without what init containers use."""
     kinds = (NODE, DEVICE, POD, NAMESPACE, UNUSED)
     by_kind: dict[str, dict[str, _Amounts]] = {kind: {} for kind in kinds}
     cluster = _all()
@@ -158,7 +149,6 @@ def _all(value: float | None = None) -> _Amounts:
 
 
 def _amounts_of(shares: Sequence[HeldShare]) -> _Amounts:
-    """Return the most that a pod has of a device at one time, and what it uses of it."""
     total = _all()
     for share in shares:
         if not share.init and (measured := share.measured):
@@ -218,8 +208,7 @@ def budget_history(
 ) -> BudgetHistory:
     """Return the GPU-minutes used in a window, at up to `BUDGET_POINTS` instants until `at_ms`.
 
-    A charge counts at the end of its interval; at the last instant, what is not charged yet counts
-    as well, as in the balance that the timekeeper reports.
+    A charge counts at the end of its interval; what is not charged yet counts at the last instant.
     """
     charges = sorted(
         (max(entry.to_ms, window.start_ms), entry.units)

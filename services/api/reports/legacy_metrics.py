@@ -1,7 +1,6 @@
 """`/metrics` with the names of vendors' schedulers, computed from leases at each scrape.
 
-The names are in tables of the dialects; `leasehold_share_*` is Leasehold's own. Shares with equal
-labels are added up. A series ends with its lease, device or node.
+The dialects have the names; `leasehold_share_*` is our own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -60,7 +59,7 @@ LEFT_OUT = (
 
 
 def metric_families(projection: Projection) -> Iterator[Metric]:
-    """Yield every metric family; values with equal labels are added up."""
+    """Values with equal labels are added up."""
     devices = {
         uuid: DeviceAllocation.from_attributes(view) for uuid, view in projection.devices.items()
     }

@@ -20,7 +20,7 @@ def cost_of_lease(
     prices: Prices,
     now: float,
 ) -> PodCost:
-    """Return what a lease costs since it exists; idle is what it has of each GPU since its use."""
+    """Idle is what it has of each GPU since its last use."""
     parts = {uuid: _part(lease.shares, uuid) for uuid in _devices_of(lease.shares)}
     gpus = sum(parts.values(), Fraction(0))
     hours = _hours(lease.created_at, now)
@@ -42,7 +42,6 @@ def cost_of_lease(
 def cost_of_finished(
     pod: FinishedPod, devices: Mapping[DeviceUuid, DeviceView], prices: Prices
 ) -> PodCost:
-    """Return what a pod has cost, by the devices that are still there."""
     part = Fraction(pod.gpus).limit_denominator(10_000) / max(len(pod.devices), 1)
     price = _price(dict.fromkeys(pod.devices, part), devices, prices)
     hours = _hours(pod.started, pod.ended)
@@ -64,7 +63,6 @@ def _devices_of(shares: Iterable[ShareView]) -> Iterable[DeviceUuid]:
 
 
 def _unused_since(shares: Iterable[ShareView], uuid: DeviceUuid, now: float) -> float:
-    """Return the last use of a GPU by any container, also before it is marked as idle."""
     measured = [share.measured for share in shares if share.device == uuid and not share.init]
     since = [usage.idle_since if usage else None for usage in measured]
     return max((now if at is None else at for at in since), default=now)
@@ -79,7 +77,6 @@ def _price(
     devices: Mapping[DeviceUuid, DeviceView],
     prices: Prices,
 ) -> float | None:
-    """Return the price of an hour, or None if that of a device is not known."""
     total = Fraction(0)
     for uuid, part in parts.items():
         price = prices.of(devices[uuid].model) if uuid in devices else None
@@ -94,7 +91,7 @@ def _power(
     devices: Mapping[DeviceUuid, DeviceView],
     hardware: Mapping[DeviceUuid, Hardware],
 ) -> float | None:
-    """Return the pod's part, among what is leased, of what its devices draw now; watts."""
+    """Return the pod's part of what its devices draw now; watts."""
     watts = 0.0
     for uuid, part in parts.items():
         sensors = hardware.get(uuid)

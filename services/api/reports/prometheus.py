@@ -34,9 +34,9 @@ LEASED = {
     "cores": "100 * sum(max by (model, state) (leasehold_leased_cores))",
     "idle": "100 * sum(max by (model) (leasehold_idle_gpus))",
 }
-"""Of the cluster, which each replica of the API exports."""
+"""Each replica of the API exports them."""
 OF_POD = "namespace, pod, exported_namespace, exported_pod, device_uuid"
-"""Labels of what a pod has of a device; Prometheus may rename ours."""
+"""Of what a pod has of a device; Prometheus may rename ours."""
 IDLE_TIME = "leasehold_container_idle_seconds"
 """Init containers have none."""
 
@@ -62,8 +62,8 @@ AMOUNT_METRICS = {
 }
 """@: a selector; $: the time after which a share is idle.
 
-What a pod has of a device is idle once all its containers are, and what init containers use does
-not count, as in recent history."""
+What a pod has of a device is idle once all its containers are, without init containers.
+"""
 SENSOR_METRICS = {
     "temperature": "max(hw_temperature_celsius@)",
     "power": "max(hw_power_watts@)",
@@ -142,7 +142,7 @@ class Prometheus:
 
 
 def queries_of(subject: Subject, idle_after_s: float) -> Iterator[str]:
-    """Yield a query for each column, which its samples name, and one for all waiting pods."""
+    """Yield a query for each column, and one for all waiting pods."""
     queries = dict(AMOUNT_METRICS)
     if subject.kind == CLUSTER:
         yield _labelled(WAITING_PODS, WAITING)
@@ -159,10 +159,7 @@ def _labelled(query: str, column: str) -> str:
 
 
 def _chosen(metric: str, subject: Subject) -> str:
-    """Return the series of a metric that are the subject's.
-
-    Prometheus renames labels that it sets itself, unless it is configured to honor ours.
-    """
+    """Prometheus renames labels that it sets itself, unless it is configured to honor ours."""
     if subject.devices and subject.kind != CLUSTER:
         uuids = "|".join(map(re.escape, subject.devices))
         label = "hw_id" if metric.startswith("hw_") else "device_uuid"

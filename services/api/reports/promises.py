@@ -1,4 +1,4 @@
-"""How many promised starts were kept and how early they were known: page, report and metrics."""
+"""How many promised starts were kept and how early they were known."""
 
 from collections import deque
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from shared.model.views.promises import PromiseSums, PromisesView
 
 MOST_PROMISES = 20_000
 PERIOD_S = 30 * DAY_S
-"""Of the report by default, and of the metrics."""
+"""Default of the report, and period of the metrics."""
 ALL = Namespace("")
 PROMISES = Gauge(
     "leasehold_promised_starts",
@@ -36,14 +36,11 @@ KNOWN_BEFORE = Gauge(
 
 
 class PromiseJournal:
-    """Promised starts that have ended, as the ledger has recorded them."""
-
     def __init__(self) -> None:
         self._ended: deque[EndedPromise] = deque(maxlen=MOST_PROMISES)
         self._last = "0-0"
 
     async def read(self, store: Preemptions) -> None:
-        """Read what the ledger has recorded since the last time."""
         before = ""
         while before != self._last:
             before = self._last
@@ -53,7 +50,6 @@ class PromiseJournal:
     def view(
         self, visible: NamespaceFilter, now: float, start: float | None, end: float | None
     ) -> PromisesView:
-        """Sum up what ended in a period, by default in the last 30 days."""
         begin = now - PERIOD_S if start is None else start
         stop = now if end is None else end
         if len(self._ended) == MOST_PROMISES:
@@ -71,7 +67,7 @@ class PromiseJournal:
 
 
 def export_promises(total: PromiseSums) -> None:
-    """Set the gauges; how early promises were known has no series while none was kept."""
+    """How early promises were known has no series while none was kept."""
     for outcome in PromiseOutcome:
         PROMISES.labels(outcome).set(getattr(total, outcome))
     KEPT.set(float("nan") if total.kept_percent is None else total.kept_percent / 100)

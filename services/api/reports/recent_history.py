@@ -33,13 +33,11 @@ from shared.model.views.pods import FinishedPod
 
 MEANS = (*AMOUNTS, UNUSED)
 MOST_SERIES = 20_000
-"""Subjects of one kind, and finished pods. An hour of as many pods takes about 50 MB."""
+"""Of each kind, and finished pods. An hour of as many pods takes about 50 MB."""
 
 
 @dataclass(slots=True)
 class _Means:
-    """Of what a pod has used since its first sample."""
-
     sums: list[float] = field(default_factory=lambda: [0.0] * len(MEANS))
     numbers: list[int] = field(default_factory=lambda: [0] * len(MEANS))
 
@@ -56,19 +54,18 @@ class _Means:
 
 
 class _Kind:
-    """The values of one kind's subjects: of each an array with a row for each instant."""
+    """Each subject has an array with a row for each instant."""
 
     def __init__(self, kind: str) -> None:
         self.columns = COLUMNS.get(kind, AMOUNTS)
         self.series: dict[str, array[float]] = {}
         self.seen: dict[str, float] = {}
-        """When a sample had the subject last."""
         # A namespace that a sample lacks holds nothing, and no pod waits for such a reason; of
         # other subjects nothing is known then.
         self.absent = [0.0 if kind in {NAMESPACE, WAITING} else nan] * len(self.columns)
 
     def add(self, sample: Mapping[str, Values], now: float, rows: int) -> None:
-        """Add a row to each subject; those that are new have had no values for `rows` instants."""
+        """New subjects have had no values for `rows` instants."""
         for name in sample.keys() - self.series.keys():
             if len(self.series) < MOST_SERIES:
                 self.series[name] = array("f", [nan] * len(self.columns) * rows)
@@ -80,7 +77,6 @@ class _Kind:
             values.extend(row)
 
     def forget(self, rows: int, before: float) -> None:
-        """Forget the oldest rows, and subjects that no sample has had since."""
         for name in [name for name, at in self.seen.items() if at <= before]:
             del self.seen[name]
             del self.series[name]
@@ -109,11 +105,9 @@ class RecentHistory:
         self._at: deque[float] = deque()
         self._kinds = {kind: _Kind(kind) for kind in KINDS}
         self._means: dict[PodUid, _Means] = {}
-        """Of the pods of the last hour."""
         self._finished: dict[PodUid, FinishedPod] = {}
 
     def add(self, sample: Sample, now: float) -> None:
-        """Add a sample, and forget what is older than an hour."""
         for kind, recorded in self._kinds.items():
             recorded.add(sample.get(kind, {}), now, len(self._at))
         self._at.append(now)
@@ -144,14 +138,12 @@ class RecentHistory:
         return RecordedValues(at=list(self._at)[rows], columns=columns, waiting=waiting)
 
     def add_finished(self, pods: Sequence[FinishedPod], now: float) -> None:
-        """Add pods that have finished, with the means of their usage."""
         for pod in pods:
             self._finished[pod.pod] = _with_usage(pod, self._means.pop(pod.pod, _Means()))
         newest = sorted(self._finished.values(), key=lambda pod: pod.ended, reverse=True)
         self._finished = {pod.pod: pod for pod in newest[:MOST_SERIES] if pod.ended > now - DAY_S}
 
     def finished(self, now: float) -> list[FinishedPod]:
-        """Return the pods that finished within a day, the latest first."""
         return [pod for pod in self._finished.values() if pod.ended > now - DAY_S]
 
     def finished_pod(self, pod: PodUid, now: float) -> FinishedPod | None:

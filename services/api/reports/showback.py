@@ -15,8 +15,6 @@ LATEST_WINDOWS = 5
 
 @dataclass(slots=True)
 class ShowbackRow:
-    """Sums of one group, in whole units."""
-
     window: str
     namespace: str = ""
     model: str = ""
@@ -35,7 +33,7 @@ class ShowbackRow:
     adjust_units: int = 0
 
     def add(self, entry: ChargeEntry, length_ms: int) -> None:
-        """Add an entry; of a charge, only so much of its time."""
+        """Of a charge, only `length_ms` of its time counts."""
         if entry.kind != "charge":
             name = f"{entry.kind}_units"
             setattr(self, name, getattr(self, name) + entry.units)
@@ -71,14 +69,14 @@ class ShowbackRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRange:
-    """The entries that count: those of one window, or the parts of charges in an interval."""
+    """Entries of one window, or the parts of charges in an interval."""
 
     window: str = ""
     from_ms: int | None = None
     to_ms: int | None = None
 
     def length_ms(self, entry: ChargeEntry) -> int | None:
-        """Return how long a part of a charge counts, a number for another entry; None: nothing."""
+        """Return how long a charge counts, a number for another entry, or None."""
         begin, end = entry.from_ms, entry.to_ms
         if entry.kind != "charge":
             begin, end = entry.ts_ms, entry.ts_ms + 1
@@ -97,7 +95,7 @@ async def add_up(
     entry_range: EntryRange,
     group_by: Sequence[str] = GROUPS,
 ) -> list[ShowbackRow]:
-    """Add up the ledgers of namespaces, sorted, with one page and the IDs of leases in memory.
+    """Keep one page and the IDs of leases in memory.
 
     Raises RequestError for an unknown group, and for a window that no namespace has.
     """
@@ -139,7 +137,6 @@ def showback_view(rows: Iterable[ShowbackRow]) -> ShowbackView:
 
 
 def entry_json(entry: ChargeEntry, namespace: str) -> dict[str, object]:
-    """Return an entry with its fields in a fixed order; those that do not apply are omitted."""
     line: dict[str, object] = {
         "id": entry.id,
         "ts": entry.ts_ms,

@@ -16,7 +16,7 @@ from shared.model.views.orders import VersionView
 SETTLE_S = 15.0
 """How long the command waits for the agent, which reports its devices every 10 s."""
 MOST_MANAGER = 128
-"""Characters of the name of a field manager: the API server rejects longer ones."""
+"""The API server rejects longer names of field managers."""
 MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 
 
@@ -43,7 +43,7 @@ def uncordon(flags: Uncordon) -> int:
 
 
 def _settled(api: ApiClient, flags: GpuArguments, *, closed: bool) -> DeviceView:
-    """Return the GPU once it is closed, or open. Raises UnavailableError after `SETTLE_S`."""
+    """Raises UnavailableError after `SETTLE_S`."""
     end = time.monotonic() + SETTLE_S
     while True:
         device = _find(api, flags)

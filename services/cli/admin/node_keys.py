@@ -1,11 +1,6 @@
 """`leasehold node-keys`: tokens of a node agent without a pod, bound to its Node object.
 
-    DIR/api-token      for the API server and the kubelet, --kubelet-token-file
-    DIR/nats-token     for NATS, --nats-token-file
-    DIR/nats-ca.crt    for --nats-ca-file
-    DIR/kubeconfig     names api-token; written once, for --kubeconfig
-
-Each file is replaced atomically, and its users read it again.
+Each file is replaced atomically, and its users read it again; only an existing kubeconfig stays.
 """
 
 import asyncio
@@ -37,7 +32,6 @@ KUBECONFIG = "kubeconfig"
 
 
 def node_keys(flags: NodeKeys) -> int:
-    """Write the files, except an existing kubeconfig. Raises RequestError if it cannot."""
     credentials = load_credentials(flags.kubeconfig)
     node = flags.node or platform.node().lower()
     requested_at = datetime.now(UTC)
@@ -63,10 +57,7 @@ def node_keys(flags: NodeKeys) -> int:
 async def _request_files(
     credentials: ClusterCredentials, namespace: str, node: str, life: timedelta
 ) -> tuple[dict[str, str], datetime]:
-    """Return the tokens and NATS' authority by file, and when the first of the tokens expires.
-
-    Raises RequestError with what to do if the API server refuses.
-    """
+    """Return contents by file, and when the first token expires. Raises RequestError."""
     async with KubernetesClient(credentials) as kubernetes:
 
         async def token(**audiences: list[str]) -> IssuedToken:
@@ -100,7 +91,6 @@ async def _request_files(
 
 
 def kubeconfig(credentials: ClusterCredentials) -> str:
-    """Return a kubeconfig for the same API server whose user has the token in this directory."""
     cluster: dict[str, Any] = {"server": credentials.server}
     if credentials.ca_pem:
         authority = base64.b64encode(credentials.ca_pem.encode()).decode()

@@ -47,7 +47,6 @@ def report(flags: Report) -> int:
 
 
 def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
-    """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
     amounts = ", ".join(f"{name} {amount}" for name, amount in report.not_charged.items())
     note = Text(
         "a lease's time is charged when it ends, or every 15 minutes; `leasehold budget` counts it "
@@ -106,7 +105,6 @@ def report_costs(flags: Report) -> int:
 
 
 def cost_table(costs: CostView) -> RenderableType:
-    """List GPU-hours by use, and the cost, of each namespace and model, with sums."""
     if not costs.lines:
         return Text("nothing is recorded of this time; the timekeeper records once a minute")
     rows: dict[tuple[float, str, str], dict[str, Decimal]] = {}
@@ -180,7 +178,6 @@ class IdleReport(View, frozen=True, kw_only=True):
     read_at: float
     idle_after_s: float
     holders: tuple[IdleHolder, ...]
-    """The most GPU-hours first."""
     total: IdleHolder
     unmeasured_nodes: tuple[NodeName, ...] = ()
 
@@ -253,7 +250,6 @@ def report_starts(flags: Report) -> int:
 
 
 def starts_table(view: PromisesView) -> RenderableType:
-    """List how promised starts have ended, by namespace, with sums."""
     period = f"from {timestamp(view.start)} to {timestamp(view.end)}"
     if not view.namespaces:
         return Text(f"no promised start ended {period}")

@@ -11,7 +11,6 @@ from shared.model.errors import RequestError, UnavailableError
 NOTICED_S = 5
 """Interval at which a node agent reads the faults of its GPUs, seconds."""
 STUCK = "stuck"
-"""A fault of the node's kubelet."""
 
 
 def sim(flags: Sim) -> int:
@@ -48,7 +47,6 @@ def sim(flags: Sim) -> int:
 
 
 def _check(directory: StateDir, node: str, index: str, device: str) -> None:
-    """Raise RequestError or UnavailableError unless this is a simulated GPU of a stack."""
     state = load_state(directory)
     if state is None or supervisor_pid(directory) is None:
         raise UnavailableError(

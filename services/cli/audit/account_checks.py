@@ -35,7 +35,6 @@ CHECKS = (budget_usage, costs)
 def window_totals(
     namespace: Namespace, window: BudgetWindow, entries: Iterable[ChargeEntry]
 ) -> WindowTotals:
-    """Sum up a window's entries: charges, and the usage that a rebuild restored."""
     entered = sum(
         entry.units
         for entry in entries

@@ -27,7 +27,6 @@ RETRY_S = 1.0
 
 
 def audit(flags: Audit) -> int:
-    """Recompute every invariant; return 1 if one is violated."""
     if flags.agents and not flags.agents.is_dir():
         raise RequestError(f"--agents {flags.agents} is not a directory: name one with checkpoints")
     snapshot, lasting = asyncio.run(_audit(flags))
@@ -38,7 +37,6 @@ def audit(flags: Audit) -> int:
 
 
 async def _audit(flags: Audit) -> tuple[Snapshot, tuple[Difference, ...]]:
-    """Read until every difference has gone or has lasted longer than it may."""
     schedulers = own_schedulers(flags.schedulers)
     first_seen: dict[Difference, float] = {}
     async with open_reader(flags) as reader:

@@ -146,7 +146,6 @@ def differences(snapshot: Snapshot) -> tuple[Difference, ...]:
 
 
 def unread_checkpoints(snapshot: Snapshot) -> Iterator[str]:
-    """Name the nodes with active leases whose agent's checkpoint is not on this machine."""
     leased = {lease.node for lease in snapshot.leases if lease.state is LeaseState.ACTIVE}
     nodes = sorted(leased - snapshot.allocations.keys())
     if nodes:

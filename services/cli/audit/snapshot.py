@@ -33,10 +33,7 @@ def lasting_differences(
 
 
 def device_difference(invariant: str, device: Device, text: str) -> Difference:
-    """Return a difference of a device, which lasts at most until its node reports the device.
-
-    After a rebuild, the ledger does not know the size of a device with leases before that.
-    """
+    """After a rebuild, the size of a device is not known until it is reported."""
     is_reported = device.index >= 0
     return Difference(invariant, f"device {device.uuid}", text, 0.0 if is_reported else REPORT_S)
 
@@ -47,8 +44,6 @@ def pod_name(pod: PodSummary | Lease) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTotals:
-    """As stored, and as summed up from its entries."""
-
     namespace: Namespace
     window: str
     used_units: int
@@ -63,19 +58,19 @@ class Snapshot(LedgerReading):
     claims: tuple[AllocatedClaim, ...] | None = None
     """With devices of our driver, or None if they were not read."""
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
-    """Only of nodes whose agent's checkpoint is readable on this machine."""
+    """Of nodes whose agent's checkpoint is readable on this machine."""
     api_nodes: frozenset[NodeName] | None = None
     """None if they were not read."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """Lease holders of each gang, as the ledger counts them."""
+    """Lease holders, as the ledger counts them."""
     waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """Pods that wait with each gang, as the ledger counts them."""
+    """Pods that wait, as the ledger counts them."""
     budget_windows: tuple[WindowTotals, ...] = ()
     cost_hours: tuple[CostHour, ...] = ()
     damaged: tuple[UnreadableRecord, ...] = ()
-    """Records that could not be read in the last 24 hours; they were written anew."""
+    """In the last 24 hours; they were written anew."""
     not_checked: tuple[str, ...] = ()
-    """What this machine could not read, as text."""
+    """What this machine could not read."""
 
     @property
     def devices(self) -> dict[DeviceUuid, tuple[NodeName, Device, DeviceUse]]:
@@ -87,7 +82,7 @@ class Snapshot(LedgerReading):
 
 
 def shares_on(totals: NodeTotals, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
-    """Yield the shares of one device with their leases, in the order of their slots."""
+    """In the order of their slots."""
     shares = [
         (lease, share)
         for lease in totals.leases

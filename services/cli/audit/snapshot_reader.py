@@ -41,10 +41,7 @@ class SnapshotReader:
         self.agents = agents
 
     async def snapshot(self, now: float) -> Snapshot:
-        """Read everything that an audit compares, and record what is not readable here.
-
-        Pods are read before leases, since a pod is bound only after it has one.
-        """
+        """Pods are read before leases, since a pod is bound only after it has one."""
         totals = self.ledger.totals
         pods = await pods_of(self.kubernetes)
         allocations = read_checkpoints(self.agents)
@@ -102,9 +99,9 @@ async def node_names(kubernetes: KubernetesClient) -> frozenset[NodeName]:
 
 
 async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] | None:
-    """Return the ResourceClaims with devices of our driver, or None if they cannot be listed.
+    """Return None if claims cannot be listed.
 
-    One that cannot be read is left out: as for the watcher, it has no lease.
+    A claim that cannot be read is left out: as for the watcher, it has no lease.
     """
     try:
         pages = [page async for page in kubernetes.pages(CLAIMS_PATH)]
@@ -120,10 +117,7 @@ async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] 
 
 @asynccontextmanager
 async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
-    """Open the ledger that the flags name, or the state directory's, and the API server.
-
-    Raises UnavailableError with what to do if there is no ledger, or if either does not respond.
-    """
+    """Raises UnavailableError with what to do if a server does not respond."""
     directory, stack = stack_of(flags)
     redis_url = flags.redis_url
     login = flags.redis_client_credentials

@@ -42,7 +42,7 @@ OBJECTS: Mapping[str, str] = {
 PODS = "/api/v1/pods"
 SETTINGS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
 SECRET_WORDS = ("token", "secret", "password", "credential", "key", "url")
-"""In the name of a setting whose value is hidden: URLs may have passwords."""
+"""URLs may have passwords."""
 README = """\
 A support bundle of Leasehold {version}, of {at}.{names}
 
@@ -62,7 +62,6 @@ Documents = dict[str, Any]
 
 
 def bundle(flags: Bundle) -> int:
-    """Write the file, and print what is in it."""
     api = ApiClient(flags)
     errors: dict[str, str] = {}
     documents = _documents(api, errors)
@@ -116,7 +115,6 @@ def _gpu_pods(api: ApiClient) -> Iterator[dict[str, Any]]:
 
 
 def _settings(config_maps: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the values of ConfigMaps with our settings, by name."""
     return {
         item["metadata"]["name"]: {
             key: HIDDEN if any(word in key.lower() for word in SECRET_WORDS) else value
@@ -139,7 +137,6 @@ def _renamed(documents: Documents) -> Documents:
 def _texts(
     documents: Documents, errors: Mapping[str, str], at: str, *, names: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each file."""
     pods = documents.get("objects/pods", ())
     models = {name: model.memory_mib for name, model in GPU_MODELS.items()}
     gpus = ",".join(layouts(documents.get("views/gpus", {}).get("nodes", ()), models))

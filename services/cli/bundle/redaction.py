@@ -6,7 +6,7 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 SECRET_FIELDS = frozenset({"env", "envFrom", "args", "command", "data", "stringData", "binaryData"})
-"""Of objects: what may hold secrets, and no decision about GPUs depends on."""
+"""What may hold secrets, and no decision about GPUs depends on."""
 SERVERS_ONLY = frozenset({"managedFields", "selfLink"})
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 KINDS: Mapping[str, str] = {
@@ -33,15 +33,14 @@ KINDS: Mapping[str, str] = {
     "serviceAccountName": "user",
     "serviceAccount": "user",
 }
-"""What the values of fields are names of."""
 NAMED_BY = frozenset({"namespace", "uid", "image"})
-"""Beside `name`, they show that it is of an object or a container."""
+"""Beside them, `name` is that of an object or a container."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:@-]*")
 OWN_LABELS = re.compile(
     r"([a-z0-9.-]*\.)?(kubernetes\.io|k8s\.io|leasehold\.dev|nvidia\.com|volcano\.sh|koordinator\.sh"
     r"|tencent\.com|hami\.io)/.+"
 )
-"""Keys that name no user of the cluster; others are left out."""
+"""Other keys may name a user of the cluster."""
 NAMING_LABELS = ("kubernetes.io/hostname", "node.kubernetes.io/instance-name")
 KEPT = frozenset(
     {
@@ -49,13 +48,11 @@ KEPT = frozenset(
         *("default-scheduler", "kube-scheduler", "main"),
     }
 )
-"""Names that are the same in every cluster."""
 LEAST = 3
-"""Characters: shorter names are no words that one finds in texts."""
+"""Shorter names are no words that one finds in texts."""
 
 
 def without_secrets(value: Any) -> Any:
-    """Return a document without the fields that may hold secrets."""
     if isinstance(value, dict):
         return {
             key: HIDDEN if key in SECRET_FIELDS or key == LAST_APPLIED else without_secrets(inner)
@@ -81,7 +78,6 @@ class Pseudonyms:
         self._words: re.Pattern[str] | None = None
 
     def learn(self, value: Any) -> None:
-        """Take over the names of a document."""
         for kind, name in _names_in(value):
             for part in name.split("/"):
                 if part in KEPT or part in self._names or not _NAME.fullmatch(part):
@@ -91,7 +87,6 @@ class Pseudonyms:
                 self._words = None
 
     def of(self, value: Any) -> Any:
-        """Return a document with all names that were learned replaced, also in texts and keys."""
         if isinstance(value, dict):
             return {
                 self._text(key): self._labels(inner)
@@ -132,10 +127,9 @@ def _names_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def layouts(nodes: Iterable[Mapping[str, Any]], models: Mapping[str, int]) -> list[str]:
-    """Return a layout of simulated GPUs for each node of `gpus`, such as `4xT4+2xA100-80GB:mig`.
+    """Return a layout for each node of `gpus`, such as `4xT4+2xA100-80GB:mig`.
 
-    A GPU stands for the simulated model, by MiB, whose name is in its own, else for that of the
-    nearest size.
+    A GPU stands for the simulated model that its own names, else for that of the nearest size.
     """
     return ["+".join(_counted(node["devices"], models)) for node in nodes if node["devices"]]
 
@@ -161,11 +155,9 @@ POD_FIELDS = (
     *("schedulerName", "priorityClassName", "nodeSelector", "tolerations", "affinity"),
     "activeDeadlineSeconds",
 )
-"""What placing depends on, beside containers' resources."""
 
 
 def cluster_of(pods: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the namespaces and PriorityClasses that pods need."""
     spaces = {pod["metadata"].get("namespace", "default") for pod in pods} - {"default"}
     classes = {
         spec["priorityClassName"]: spec.get("priority", 0)
@@ -184,7 +176,7 @@ def cluster_of(pods: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def loadable_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pod that requests the same in a simulated cluster; it sleeps."""
+    """The pod requests the same in a simulated cluster, and sleeps."""
     metadata = pod["metadata"]
     spec = pod.get("spec") or {}
     kept = {name: spec[name] for name in POD_FIELDS if name in spec}

@@ -28,28 +28,25 @@ COMPONENTS = frozenset(
 )
 """Deployments and DaemonSets of every installation."""
 COMBINED_PARTS = frozenset({"placer", "planner", "watcher"})
-"""Those that the component combined-scheduler replaces."""
+"""The component combined-scheduler replaces them."""
 UNANSWERED_WEBHOOK = "every new pod with GPUs is denied, and others are not reviewed"
 UNANSWERED_API = (
     "kubectl get gpuleases reports no such resource type, and namespaces that are deleted stay "
     "Terminating, see docs/troubleshooting.md"
 )
 BY_IMAGE = frozenset({"LEASEHOLD_HTTP"})
-"""Variables that the image sets, so that pods have them without their template."""
+"""Pods have them without their template."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
     values: Mapping[str, str]
     computed: frozenset[str]
-    """Variables whose value the kubelet computes for each pod."""
+    """The kubelet computes them for each pod."""
 
 
 async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSettings]:
-    """Read the settings of each workload, as new pods would get them.
-
-    Raises SkipError if there is none.
-    """
+    """Read the settings as new pods would get them. Raises SkipError if there is none."""
     settings: dict[str, WorkloadSettings] = {}
     for namespace, kind in ((SYSTEM_NAMESPACE, "deployments"), (AGENTS_NAMESPACE, "daemonsets")):
         path = objects_path(namespace, kind, group="/apis/apps/v1")
@@ -77,7 +74,6 @@ async def _read(
 
 
 def settings(wanted: Mapping[str, WorkloadSettings], heartbeats: Iterable[Heartbeat]) -> Finding:
-    """Judge which components run with other settings than new pods would get."""
     others = dict[str, tuple[str, list[str]]]()
     compared = 0
     for heartbeat in heartbeats:
@@ -115,14 +111,14 @@ PATCHED: Mapping[str, tuple[Version, ...]] = {
 }
 """The first patch of each maintained minor version without a vulnerability known `AS_OF`.
 
-From the security releases of 21 July 2026 (Valkey) and 24 July 2026 (Redis)."""
+From the security releases of 21 July 2026 (Valkey) and 24 July 2026 (Redis).
+"""
 
 
 def patched_version(program: str, version: str) -> str:
-    """Return the version to upgrade to, or empty if `version` has no known vulnerability.
+    """Return the version to upgrade to, or empty if no vulnerability of `version` is known.
 
-    It is the patched version of the same minor version, or of the next one that is maintained. Also
-    empty if the version has another form than numbers with dots.
+    It is of the same minor version, or of the next one that is maintained.
     """
     numbers = tuple(int(part) if part.isdecimal() else -1 for part in version.split("."))
     if -1 in numbers:
@@ -146,22 +142,17 @@ WEEK_DAYS = 7.0
 
 
 SLOW_S = 3.0
-"""A server that takes longer to connect and for a command without work is overloaded, and not only
-this machine."""
+"""A server that takes longer to connect and for a command without work is overloaded."""
 SET_CLOCK = "timedatectl; chronyc tracking: all machines need the same time servers"
 NAMED_RECORDS = 5
 FUNCTIONS_SINCE = 7
-"""The major version of Redis and Valkey that has libraries of functions."""
+"""The first major version that has libraries of functions."""
 
 
 def redis(
     facts: RedisFacts, *, by_sentinels: bool, unreadable: Sequence[UnreadableRecord] = ()
 ) -> Finding:
-    """Judge the ledger's server.
-
-    A single server is fine: the ledger is rebuilt if it is lost. With Sentinels a replica must be
-    there for the failover.
-    """
+    """A single server is fine: the ledger is rebuilt if it is lost. Sentinels need a replica."""
     unsuited = _too_old(facts) or _full(facts) or _unsafe(facts) or _slow(facts)
     if unsuited is not None:
         return unsuited
@@ -221,7 +212,6 @@ def _slow(facts: RedisFacts) -> Finding | None:
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
-    """Return the first way in which the server can lose a write, or None if there is none."""
     if facts.role != "master":
         return fail(
             f"it is a {facts.role}: nothing can be written", "set --redis-url to the primary's URL"
@@ -248,7 +238,6 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
 
 
 def nats(most_bytes: int, reply_s: float) -> Finding:
-    """Judge a NATS server by the size of messages that it accepts, and its time to connect."""
     if reply_s > SLOW_S:
         return warn(
             f"NATS takes {reply_s:.1f} s to reply: leases and events are late",
@@ -279,7 +268,6 @@ def slow_api_server(reply_s: float) -> Finding:
 
 
 def clocks(ahead_s: Mapping[str, float]) -> Finding:
-    """Judge how far the clocks of components are ahead of this machine's."""
     wrong = [
         f"{name} is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
         for name, ahead in sorted(ahead_s.items())
@@ -296,7 +284,7 @@ CALLERS = {
     "may delay reviews (docs/install.md, client certificates of the API server)",
     None: "",
 }
-"""By whether the webhook knows its callers, or None if that is unknown."""
+"""None if it is unknown whether the webhook knows its callers."""
 
 
 def webhook(
@@ -306,7 +294,7 @@ def webhook(
     *,
     knows_callers: bool | None = None,
 ) -> Finding:
-    """Judge registration and certificate; `refusal` is why the server is not trusted."""
+    """`refusal` is why the server is not trusted."""
     command = f"kubectl -n {SYSTEM_NAMESPACE} %s deployment/webhook"
     restart = command % "rollout restart"
     logs = command % "logs"
@@ -337,7 +325,7 @@ class Replicas:
 
 
 def endpoints(unanswered: Mapping[str, str], count: int) -> Finding:
-    """Judge registrations without a ready endpoint, with the name of their Service."""
+    """`unanswered` has the names of Services by registration."""
     if not unanswered:
         return ok(f"{count} registrations with the API server have a ready endpoint")
     if (agent := unanswered.get(f"deviceclasses/{DRIVER}")) is not None:
@@ -405,11 +393,9 @@ def components(
     reported: Collection[str] = (),
     nats_is_slow: bool = False,
 ) -> Finding:
-    """Judge which components do not run, and why running ones are not ready.
+    """`nodes` have devices that their agents reported, each with why it is cordoned, or empty.
 
-    `nodes` have devices that their agents reported, each with why it is cordoned, or empty.
-    Heartbeats were observed for `observed_s`; `required` are services that must run. What probes
-    of the names `reported` say is left to the checks of their servers. Through a slow NATS, a
+    Probes named `reported` are left to the checks of their servers. Through a slow NATS, a
     heartbeat may arrive later than it was waited for.
     """
     running = tuple(heartbeats)
@@ -500,9 +486,8 @@ def runtime_class(exists: bool) -> Finding:
 
 
 def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
-    """Judge the names in ResourceQuotas, by `NAMESPACE/NAME`.
+    """Extended resources are counted as `requests.NAME` only.
 
-    Extended resources are counted as `requests.NAME` only.
     https://kubernetes.io/docs/concepts/policy/resource-quotas/#quota-for-extended-resources
     """
     quotas = {quota: set(names) for quota, names in sorted(hard.items())}
@@ -536,9 +521,8 @@ def _minor(version: str) -> int | None:
 def device_classes(
     resources: Mapping[str, str], allocatable: Mapping[NodeName, Iterable[str]]
 ) -> Finding:
-    """Judge extended resources, by DeviceClass, against the resources of nodes' device plugins.
+    """A node serves an extended resource by a device plugin or by ResourceClaims, not by both.
 
-    A node serves an extended resource by a device plugin or by ResourceClaims, not by both.
     https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
     """
     twice = {
@@ -560,11 +544,10 @@ def device_classes(
 
 
 def extender(ready_replicas: Mapping[str, int | None], *, image: str, cluster: str) -> Finding:
-    """Judge the Deployments of the component `kube-scheduler`, with None for a missing one.
+    """Judge Deployments, with None for a missing one.
 
-    kube-scheduler is ready without its extender, and the extender without kube-scheduler. `image`
-    is that of kube-scheduler, and `cluster` the version of the API server: kube-scheduler may be
-    one minor version older, and not newer.
+    `image` is that of kube-scheduler, and `cluster` the version of the API server: kube-scheduler
+    may be one minor version older, and not newer.
     https://kubernetes.io/releases/version-skew-policy/#kube-controller-manager-kube-scheduler-and-cloud-controller-manager
     """
     own = _minor(image.rpartition(":")[2])

@@ -74,9 +74,9 @@ STORAGE = {
     "": ("persistentvolumeclaims", "persistentvolumes"),
     "storage.k8s.io": ("storageclasses", "csidrivers", "csistoragecapacities", "csinodes"),
 }
-"""What the watcher lists and watches for pods with PersistentVolumeClaims, by group."""
+"""By group; the watcher lists and watches them for pods with PersistentVolumeClaims."""
 REDIS_PROBES = frozenset({"redis", "ledger"})
-"""Of components: they fail if Redis does."""
+"""They fail if Redis does."""
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
 RIGHTS = (
@@ -86,9 +86,8 @@ RIGHTS = (
     ("patch", "pods"),
     ("get", "namespaces"),
 )
-"""That an agent needs, by verb and resource."""
 POD_LISTS = ("nodes/pods", "nodes/proxy")
-"""They have the kubelet's pods: an agent needs the right to get either."""
+"""An agent needs the right to get either: they have the kubelet's pods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,6 @@ class ClusterServers:
     redis_credentials: ClientCredentials = NO_CREDENTIALS
     simulated: bool = False
     services: tuple[str, ...] = REQUIRED_SERVICES
-    """Those that must run."""
 
 
 @dataclass
@@ -111,14 +109,14 @@ class ClusterProbes:
     nodes: Mapping[NodeName, str] = field(default_factory=dict)
     """Those with devices, each with why it is cordoned, or empty."""
     devices: Mapping[NodeName, Sequence[Device]] | None = None
-    """In the ledger, or None if it is not readable."""
+    """None if the ledger is not readable."""
     without_agents: frozenset[NodeName] = frozenset()
-    """Nodes of which the check `agent` reports that none runs."""
+    """The check `agent` reports them."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
     _facts: asyncio.Task[RedisFacts] | None = None
     _connecting: asyncio.Task[tuple[int, float]] | None = None
     _ahead_s: dict[str, float] = field(default_factory=dict)
-    """By component, how far its clock is ahead, less the way of the message that came soonest."""
+    """By component, less the way of the message that came soonest."""
 
     @property
     def kubernetes(self) -> KubernetesClient:
@@ -128,7 +126,6 @@ class ClusterProbes:
         return self.api_server
 
     async def nats(self) -> Finding:
-        """Connect as the given user, and compare the maximum size of messages."""
         most_bytes, reply_s = await self._connected_to_nats()
         return judge.nats(most_bytes, reply_s)
 
@@ -143,7 +140,7 @@ class ClusterProbes:
         return judge.redis(facts, by_sentinels=by_sentinels, unreadable=unreadable)
 
     async def redis_clock(self) -> Finding:
-        """Compare clocks: reservations expire by Redis' clock."""
+        """Reservations expire by Redis' clock."""
         try:
             facts = await self._redis_facts()
         except UnavailableError as error:
@@ -151,26 +148,24 @@ class ClusterProbes:
         return judge.clock("Redis", facts.ahead_s)
 
     async def _redis_facts(self) -> RedisFacts:
-        """Return the state of Redis; queried once for all checks."""
+        """Query Redis once for all checks."""
         if self._facts is None:
             reading = redis_facts(self._redis(), self.servers.redis_credentials)
             self._facts = asyncio.create_task(reading)
         return await asyncio.shield(self._facts)
 
     async def _connected_to_nats(self) -> tuple[int, float]:
-        """Connect to NATS once for all checks."""
         if self._connecting is None:
             reading = servers.connection_facts(self._nats(), self.servers.nats_credentials)
             self._connecting = asyncio.create_task(reading)
         return await asyncio.shield(self._connecting)
 
     async def clocks(self) -> Finding:
-        """Compare this machine's clock with those of components, as their heartbeats have them."""
         await self._heartbeats()
         return judge.clocks(self._ahead_s)
 
     async def api_clock(self) -> Finding:
-        """Compare clocks with the API server, which reports whole seconds."""
+        """The API server reports whole seconds."""
         before = time.time()
         date = await self.kubernetes.date()
         after = time.time()
@@ -182,7 +177,6 @@ class ClusterProbes:
         return judge.clock("the API server", clock_ahead_s(server_time, before - 1, after))
 
     async def webhook(self) -> Finding:
-        """Read the registrations with their authority, and connect to the server by URL."""
         kind = "mutatingwebhookconfigurations"
         try:
             path = f"{ADMISSION}/{kind}/leasehold"
@@ -200,7 +194,7 @@ class ClusterProbes:
         return judge.webhook(missing, _days_left(trusted), refusal, knows_callers=knows_callers)
 
     async def _knows_callers(self, url: str, trusted: bytes) -> bool | None:
-        """Whether the webhook requires client certificates, or None if that is not known.
+        """Return None if it is not known.
 
         A webhook with a URL is called; in a cluster the Deployment has the setting.
         """
@@ -332,7 +326,6 @@ class ClusterProbes:
         )
 
     async def _reported(self) -> frozenset[str]:
-        """Return the names of probes of components whose server another check finds fault with."""
         try:
             finding = await self.redis()
         except SkipError:
@@ -369,7 +362,6 @@ class ClusterProbes:
         return judge.rights(denied, len(RIGHTS) + 1)
 
     async def storage_rights(self) -> Finding:
-        """Ask the API server whether the watcher may read what decides about pods with claims."""
         names = [name for name in ("watcher", judge.COMBINED) if await self._deployment(name)]
         if not names:
             raise SkipError("the components do not run as workloads of this cluster")
@@ -405,7 +397,7 @@ class ClusterProbes:
         return judge.runtime_class(exists=True)
 
     async def resource_quotas(self) -> Finding:
-        """Read all ResourceQuotas for names that the API server accepts and does not count."""
+        """The API server accepts names that it does not count."""
         listed = await self.kubernetes.read("/api/v1/resourcequotas", ObjectList[ApiResourceQuota])
         return judge.resource_quotas(
             {
@@ -457,7 +449,6 @@ class ClusterProbes:
         return judge.extender(ready, image=image, cluster=await self._version())
 
     async def _deployment(self, name: str) -> Workload | None:
-        """Return a Deployment of ours, or None if it does not exist."""
         path = objects_path(SYSTEM_NAMESPACE, "deployments", name, group="/apis/apps/v1")
         try:
             return await self.kubernetes.read(path, Workload)
@@ -465,7 +456,7 @@ class ClusterProbes:
             return None
 
     async def _version(self) -> str:
-        """Return the version of the API server, such as `v1.36.2+k3s1`."""
+        """Such as `v1.36.2+k3s1`."""
         return (await self.kubernetes.read("/version", ServerVersion)).git_version
 
     async def _is_allowed(self, verb: str, resource: str) -> bool:
@@ -479,7 +470,6 @@ class ClusterProbes:
         return (await self.kubernetes.create(REVIEWS, body, AccessReview)).status.allowed
 
     async def _heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Return the latest heartbeat of each replica; observed once for all checks."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
         try:
@@ -548,7 +538,7 @@ class ClusterProbes:
 
 
 def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
-    """Add a replica's heartbeat to those of its sender, which chooses the replica's name itself."""
+    """A sender chooses the names of its replicas itself."""
     replicas.pop(event.instance, None)
     replicas[event.instance] = event
     if len(replicas) > most_replicas(event.route):
@@ -556,7 +546,6 @@ def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
 
 
 def _days_left(trusted: bytes) -> float | None:
-    """Return how long the newest CA is valid, in days, or None if there is none."""
     if not trusted:
         return None
     expiries = [

@@ -48,7 +48,6 @@ from shared.runtime.settings import load
 
 P = TypeVar("P")
 STARTED_SERVICES = frozenset({"api", "extender", "planner", "timekeeper"})
-"""That `up` starts beside those which every installation has."""
 CHECK_TIMEOUT_S = 30.0
 """A check that takes longer fails, so that the others are shown."""
 COLOURS = {
@@ -155,9 +154,8 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
 REMEDIES = {name: check.remedy for name, check in NODE_CHECKS.items()}
 REMEDIES |= {name: check.remedy for name, check in CLUSTER_CHECKS.items()}
 NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
-"""Cluster checks that also run with the account of a node's agent."""
+"""They also run with the account of a node's agent."""
 AGENT_ONLY_CHECKS = frozenset({"rights"})
-"""Cluster checks for that account only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +163,7 @@ class DoctorTarget(ClusterServers):
     nodes: tuple[tuple[AgentSettings, NodeGpus], ...]
     kubeconfig: Path | None = None
     only: str = ""
-    """`node` or `cluster`, or empty for both."""
+    """`node`, `cluster`, or empty for both."""
 
     @property
     def cluster_checks(self) -> Sequence[str]:
@@ -176,7 +174,6 @@ class DoctorTarget(ClusterServers):
 
 
 def doctor(flags: Doctor) -> int:
-    """Run every check; return 1 if one fails."""
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
     document = {"healthy": not failed, "findings": findings}
@@ -185,10 +182,7 @@ def doctor(flags: Doctor) -> int:
 
 
 def target_of(flags: Doctor) -> DoctorTarget:
-    """Return the nodes that `leasehold up` runs, or this node as the flags describe it.
-
-    Raises RequestError for a node that `up` does not run.
-    """
+    """Raises RequestError for a node that `leasehold up` does not run."""
     directory, stack = stack_of(flags)
     saved = None if flags.kubelet_dir or flags.redis_url else stack
     if saved is None:
@@ -231,7 +225,6 @@ def target_of(flags: Doctor) -> DoctorTarget:
 
 
 def _services_of(saved: State) -> tuple[str, ...]:
-    """Return the services that a stack runs, without the webhook, which has a check of its own."""
     parts = {part.name.partition("-")[0] for part in saved.components}
     beside = sorted(parts & STARTED_SERVICES - set(REQUIRED_SERVICES))
     return (*REQUIRED_SERVICES, *beside)
@@ -267,7 +260,7 @@ def _agent_settings(kind: type[AgentSettings], arguments: Mapping[str, str]) -> 
 
 
 async def run_checks(target: DoctorTarget) -> list[Finding]:
-    """Run all checks concurrently; a check that cannot run is a finding, too."""
+    """A check that cannot run is a finding, too."""
     async with AsyncExitStack() as stack:
         kubernetes = await _open_api_server(stack, target)
         read_at = time.time()
@@ -317,7 +310,6 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
 
 
 def complete(result: Finding | BaseException, *, check: str, subject: str) -> Finding:
-    """Add the check's name and a fix; an unexpected error fails its own check only."""
     if isinstance(result, BaseException):
         text = f"a bug, or data of another version: {type(result).__name__}: {result}"
         result = Finding(outcome=Outcome.FAIL, text=text)
@@ -345,7 +337,6 @@ async def run_check(check: Awaitable[Finding]) -> Finding:
 async def _open_api_server(
     stack: AsyncExitStack, target: DoctorTarget
 ) -> KubernetesClient | LeaseholdError:
-    """Open the API server, or return why it cannot be used: a kubeconfig is optional."""
     try:
         credentials = load_credentials(target.kubeconfig, environ=os.environ)
         return await stack.enter_async_context(KubernetesClient(credentials))
@@ -354,7 +345,7 @@ async def _open_api_server(
 
 
 async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | None:
-    """Read the ledger's nodes, or return None if that fails, which the check `redis` reports."""
+    """The check `redis` reports why it fails."""
     if not target.redis_url:
         return None
     with contextlib.suppress(UnavailableError, RequestError, TimeoutError):

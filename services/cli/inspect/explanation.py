@@ -25,12 +25,12 @@ from shared.model.views.pods import GangView, PodView, ProcessView, QueuePlace, 
 from shared.model.views.view import View
 from shared.placing.advice import RECOVERS
 from shared.placing.node_filters import WAITS
+from shared.pods.manifest_patches import PatchOperation, json_patch
 from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
-"""Pods of a gang that are listed by name."""
 NO_WAITING = ("waiting ", "ask an administrator", "no node ")
-"""Beginnings of hints where the end of other pods does not help alone."""
+"""Hints that begin so: the end of other pods does not help alone."""
 UNKNOWN = "unknown"
 STATES = {
     LeaseState.RESERVED: "its share is reserved, and the pod is being bound",
@@ -47,13 +47,13 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     text: str
     lines: tuple[str, ...] = ()
-    """What its user needs to know."""
     details: tuple[str, ...] = ()
-    """The rest about the lease."""
     next: str = ""
+    patch: tuple[PatchOperation, ...] = ()
+    """Of the pod: the changes that `next` names."""
     lease: LeaseView | None = None
     annotations: dict[str, str] | None = None
-    """Annotations of the pod that show its lease, or None if it holds none."""
+    """None if the pod holds no lease."""
     waiting: WaitingDetails | None = None
     gang: GangView | None = None
     gates: tuple[str, ...] = ()
@@ -67,18 +67,21 @@ def explanation_of(
     *,
     nodes: Sequence[NodeDevices] = (),
     problems: Sequence[str] = (),
+    claims: Sequence[str] = (),
+    manifest: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """Explain the state of one pod that exists; `program` runs this program again.
+    """`program` runs this program again; `problems` are those of components.
 
-    With all `nodes`, that of a pod with a lease says which others have room for it now. `problems`
-    are those of components.
+    All `nodes` are compared with that of a lease. `claims` are lines about ResourceClaims;
+    `manifest` gets the patch.
     """
     explanation = _without_problems(pod, view, schedulers, program, nodes)
-    if not problems:
-        return explanation
-    lines = (*explanation.lines, *(f"problem     {problem}" for problem in problems))
-    then = f"{program} doctor" if explanation.verdict == UNKNOWN else explanation.next
-    return structs.replace(explanation, lines=lines, next=then)
+    lines = (*claims, *explanation.lines, *(f"problem     {problem}" for problem in problems))
+    is_due_to_them = problems and explanation.verdict == UNKNOWN
+    then = f"{program} doctor" if is_due_to_them else explanation.next
+    waiting = explanation.waiting
+    patch = json_patch(manifest, waiting.changes) if waiting and manifest is not None else ()
+    return structs.replace(explanation, lines=lines, next=then, patch=patch)
 
 
 def _without_problems(
@@ -204,10 +207,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 
 
 def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
-    """Yield what was read back of one share, and of several what differs from the lease.
-
-    Of what nothing holds, only the use differs.
-    """
+    """Of several shares, yield what differs from the lease; of what nothing holds, only the use."""
     for share in shares:
         read = share.measured
         if read is None:
@@ -238,7 +238,6 @@ def _process_lines(processes: Sequence[ProcessView]) -> Iterator[str]:
 
 
 def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> Iterator[str]:
-    """Yield why a device does not offer to new leases any more what holds this one."""
     reasons: dict[str, None] = {}
     for share in lease.shares:
         device = devices.get(share.device)
@@ -251,7 +250,6 @@ def _lost_lines(lease: LeaseView, devices: Mapping[DeviceUuid, DeviceView]) -> I
 
 
 def _sensor_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
-    """Yield what slows its devices down, and their Xid errors since it has them."""
     own = {share.device for share in lease.shares}
     for device in (device for node in nodes for device in node.devices if device.uuid in own):
         if device.hardware is None:
@@ -307,7 +305,6 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Yield the lines of shares of the same kind and size, with the least usage of several."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
@@ -372,7 +369,6 @@ def _waiting(pod: PodSummary, view: PodView, waiting: WaitingDetails, program: s
 
 
 def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
-    """Return what to do where a Deployment keeps an older pod until this one is ready."""
     if not (pod.deployment and pod.revision):
         return ""
     name = rf"{re.escape(pod.deployment)}-(?!{re.escape(pod.revision)}-)[a-z0-9]+-[a-z0-9]{{5}}"
@@ -403,7 +399,6 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
 
 
 def _scheduler_lines(waiting: WaitingDetails) -> Iterator[str]:
-    """Yield what Leasehold's extender replied about a pod that kube-scheduler places."""
     if waiting.filter_reason and waiting.scheduler_reason:
         yield f"extender    refused it last: {waiting.filter_reason}"
 
@@ -416,7 +411,6 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
 
 
 def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
-    """Yield what the pod waits for, unless the hint alone says what to do."""
     if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
         return
     if waiting.handed_over:

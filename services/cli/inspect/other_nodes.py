@@ -10,16 +10,12 @@ from shared.model.views.gpus import DeviceView, NodeDevices
 from shared.model.views.leases import LeaseView
 
 NAMED_NODES = 3
-"""Nodes that are listed by name, each with and without room."""
 CLOSED = 1 << 40
-"""Orders devices that are closed after those that have too little."""
+"""Orders closed devices after those that have too little."""
 
 
 def other_nodes_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
-    """Yield lines about the nodes beside the lease's; none for MIG instances.
-
-    What pods request besides GPUs does not count: `explain` of a waiting pod covers that.
-    """
+    """What pods request besides GPUs does not count."""
     others = [node for node in nodes if node.node != lease.node]
     shares = lease.shares
     if not (others and shares) or any(share.mig for share in shares):
@@ -49,7 +45,7 @@ def other_nodes_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterato
 
 
 def _free_mib(node: NodeDevices) -> int:
-    """Return by what binpack and spread compare nodes: the free memory of healthy GPUs."""
+    """Return what binpack and spread compare."""
     return sum(
         max(device.memory_mib - device.used_memory_mib, 0)
         for device in node.devices
@@ -58,7 +54,6 @@ def _free_mib(node: NodeDevices) -> int:
 
 
 def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:
-    """Return why a node has no room for shares of this size on as many GPUs; or ""."""
     if node.cordoned or node.unschedulable:
         return f"it gets no pods: {node.cordoned or 'it is unschedulable'}"
     lacks = sorted(_lack_of_device(device, size) for device in node.devices)
@@ -72,7 +67,6 @@ def _lack_of(node: NodeDevices, size: ShareSize, needed: int) -> str:
 
 
 def _lack_of_device(device: DeviceView, size: ShareSize) -> tuple[int, str]:
-    """Return an order, first what lacks the least, and what the device lacks; or ""."""
     free_mib = device.memory_mib - device.used_memory_mib
     free_cores = 100 - device.used_cores_percent
     name = f"GPU {device.index}"

@@ -36,11 +36,7 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 def gpus(
     view: GpusView, width: int, *, wide: bool = False, narrowed: bool = False
 ) -> RenderableType:
-    """Draw a bar per device in `width` columns, a letter per lease, and the leases below.
-
-    `wide` adds UUIDs, what can hold parts, and what sensors read. `narrowed` means that there are
-    other devices.
-    """
+    """`narrowed` means that there are other devices."""
     blocks: list[RenderableType] = []
     shown = [device for node in view.nodes for device in node.devices]
     for node in view.nodes:
@@ -62,7 +58,6 @@ def gpus(
 
 
 def _offered_lines(devices: Sequence[DeviceView], *, wide: bool) -> Iterator[str]:
-    """Yield what can hold parts of a node's GPUs: once where it is the same of several."""
     indices: dict[str, list[int]] = {}
     for device in devices:
         if (wide or device.replicas) and (offered := _offered(device)):
@@ -101,10 +96,7 @@ def ps(
     narrowed: bool = False,
     headers: bool = True,
 ) -> RenderableType:
-    """List leases, then waiting pods with the reason; `wide` adds starts, ends, UIDs.
-
-    Pods of a gang that wait for the same reason are one row, unless it is `wide`.
-    """
+    """Unless `wide`, a gang's pods with one reason are one row."""
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
         *("SYSTEM", "UNTIL", "POD UID", "DEVICE UUIDS"),
@@ -197,7 +189,6 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
 
 
 def _offered(device: DeviceView) -> str:
-    """Return what can hold parts of a device; empty in MIG mode, and for HAMi-core alone."""
     if device.replicas is not None:
         return _replicas_text(device.replicas)
     if device.mode == DeviceMode.MIG or (device.offer == HAMI_CORE_ALONE and not device.missing):
@@ -295,7 +286,7 @@ def _leased_texts(
     text: Callable[[ShareView], str],
     unit: str,
 ) -> Iterator[str]:
-    """Yield what containers have of devices; of one of which an init container has more, the most.
+    """Yield what containers have of devices; the most, where an init container has more.
 
     These amounts add up to what the pod takes of its devices, as in totals and budgets.
     """
@@ -338,12 +329,11 @@ class TopRow(ShareView, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> MeasuredView:
-        """What was measured, with negative numbers where the usage is not known."""
+        """Numbers are negative where the usage is not known."""
         return self.measured or MeasuredView(memory_mib=-1, cores_percent=-1)
 
     @property
     def place(self) -> tuple[str, int, str, str, str]:
-        """Orders rows with the same usage."""
         return self.node, self.index, self.namespace, self.name, self.container
 
 
@@ -367,7 +357,6 @@ SORT_KEYS: Mapping[str, Callable[[TopRow], Any]] = {
 
 
 def top_rows(view: LeasesView, *, sort: str, node: str = "") -> list[TopRow]:
-    """Return the shares on one node or all, without those of init containers."""
     rows = [
         TopRow(
             **structs.asdict(share),
@@ -396,7 +385,6 @@ def top_table(
     narrowed: bool = False,
     headers: bool = True,
 ) -> RenderableType:
-    """List the shares: use of the lease, in MiB and percent of the device's cores."""
     listed = FittedTable(
         *("POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"),
         "DEVICE UUID",

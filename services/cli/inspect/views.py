@@ -13,7 +13,7 @@ from msgspec import structs
 
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
-from services.cli.arguments import own_schedulers
+from services.cli.arguments import FORMS, own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.listing import present_list
 from services.cli.terminal import program
@@ -107,7 +107,6 @@ def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
 
 
 def top(flags: Top) -> int:
-    """Show the usage of every share beside its lease, until interrupted."""
     from services.cli.inspect.render import TopView, top_rows, top_table, top_view
 
     api = ApiClient(flags)
@@ -147,7 +146,6 @@ def top(flags: Top) -> int:
 
 
 def names_in_cluster(kind: str, flags: Ps) -> list[str]:
-    """Return names for completion, or none if the API does not respond."""
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:
@@ -165,6 +163,7 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
 
 def explain(flags: Explain) -> int:
     from services.cli.inspect.explanation import Explanation, explanation_of
+    from services.cli.inspect.refused_claims import refused_claim_lines
     from services.cli.inspect.workloads import pod_to_explain
 
     if flags.request:
@@ -175,14 +174,23 @@ def explain(flags: Explain) -> int:
 
     def read() -> Explanation:
         pod = pod_to_explain(api.server, flags.namespace, flags.pod)
-        view = _pod_view(api, pod.pod, flags.idle_after_s)
+        with_patch = flags.output in FORMS
+        view = _pod_view(api, pod.pod, flags.idle_after_s, with_changes=with_patch)
         cluster = GpusView(read_at=0.0)
         if view is None or view.lease is not None:
             cluster = api.get("/api/v1/gpus", GpusView)
         problems = cluster.problems if view is None else view.problems
-        schedulers = own_schedulers(flags.schedulers)
+        has_no_lease = not pod.node and (view is None or view.lease is None)
+        changes = view.waiting.changes if view and view.waiting else ()
         return explanation_of(
-            pod, view, schedulers, program(), nodes=cluster.nodes, problems=problems
+            pod,
+            view,
+            own_schedulers(flags.schedulers),
+            program(),
+            nodes=cluster.nodes,
+            problems=problems,
+            claims=tuple(refused_claim_lines(api.server, pod)) if has_no_lease else (),
+            manifest=api.server.manifest(pod.namespace, pod.name) if changes else None,
         )
 
     def show(explanation: Explanation) -> "RenderableType":
@@ -193,9 +201,12 @@ def explain(flags: Explain) -> int:
     return terminal.present(flags, read, show, lambda explanation: [f"pod/{explanation.name}"])
 
 
-def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
+def _pod_view(
+    api: ApiClient, uid: str, idle_s: str = "", *, with_changes: bool = False
+) -> PodView | None:
+    changes = "true" if with_changes else ""
     try:
-        return api.get(f"/api/v1/leases/{uid}", PodView, idle_after_s=idle_s)
+        return api.get(f"/api/v1/leases/{uid}", PodView, idle_after_s=idle_s, changes=changes)
     except RefusedError as error:
         if error.status == 404:
             return None
@@ -236,7 +247,7 @@ def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
 
 
 def _trace_of_api(flags: Trace) -> TraceView | None:
-    """Return the trace of a pod by its name, which the API may know only by its UID."""
+    """The API may know a pod only by its UID."""
     api = ApiClient(flags)
     try:
         return api.get(
@@ -301,7 +312,6 @@ def topology(flags: Topology) -> int:
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
-    """Draw a line per span: indented below its parent, with a bar, start and duration."""
     if not spans:
         return ["no step of it is known: it ended its last one before the API started"]
     whole = max(*(span.start_s + span.duration_s for span in spans), 1e-9)

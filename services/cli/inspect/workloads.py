@@ -15,7 +15,6 @@ from shared.kubernetes.types import ApiPod
 from shared.model.quantity import timestamp
 
 FAILED_CREATE = "FailedCreate"
-"""The reason with which controllers report that a pod could not be created."""
 DENIED = "denied the request: "
 LONGEST_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -40,8 +39,7 @@ class _Event(msgspec.Struct, frozen=True, rename="camel"):
 def pod_to_explain(server: KubernetesApi, namespace: str, text: str) -> PodSummary:
     """Return a pod by its name, or the one of a workload that waits, or else its newest.
 
-    Raises NothingFoundError with the reason why a workload has no pods, if its controller reported
-    one.
+    Raises NothingFoundError with why a workload has no pods, if its controller reported that.
     """
     before, _, name = text.rpartition("/")
     kind = WORKLOADS.get(before.partition(".")[0], "")
@@ -70,7 +68,6 @@ def pod_to_explain(server: KubernetesApi, namespace: str, text: str) -> PodSumma
 
 
 def _order(pod: ApiPod) -> tuple[bool, bool, float]:
-    """Sort pods that wait first, then those that run, each the newest first."""
     created = pod.metadata.creation_timestamp or LONGEST_AGO
     ended = pod.status.phase in {"Succeeded", "Failed"}
     return ended, bool(pod.spec.node_name), -created.timestamp()
@@ -85,7 +82,6 @@ def _pods_of(server: KubernetesApi, namespace: str, kind: str, name: str) -> Ite
 
 
 def _newest_failure(server: KubernetesApi, namespace: str, kind: str, name: str) -> _Event | None:
-    """Return the newest Event of a workload, or of the one whose next pod has this name."""
     path = objects_path(namespace, "events")
     events = [
         event
@@ -100,11 +96,11 @@ def _newest_failure(server: KubernetesApi, namespace: str, kind: str, name: str)
 
 
 _MADE_BY = {"ReplicaSet": "Deployment", "Job": "CronJob"}
-"""Kinds whose names are those of the objects that create them, and a revision or a time."""
+"""Their names are those of the objects that create them, and a revision or a time."""
 
 
 def _is_of(owner_kind: str, owner: str, kind: str, name: str) -> bool:
-    """Whether an owner of pods is the workload, or was created by it; any kind if it is empty."""
+    """Whether an owner of pods is the workload, or was created by it; an empty kind is any."""
     if owner == name:
         return kind in {"", owner_kind}
     return (

@@ -1,1 +1,1 @@
-"""`leasehold what-if` and `leasehold defrag`: placements tried on a copy of the ledger's nodes."""
+"""`leasehold what-if` and `leasehold defrag`."""

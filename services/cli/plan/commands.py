@@ -56,7 +56,7 @@ def what_if(flags: WhatIf) -> int:
 
 
 def defrag(flags: Defrag) -> int:
-    """Show, or evict, the fewest pods to move for a waiting pod; return 1 if that is impossible."""
+    """Return 1 if no moves make the waiting pod fit."""
     return asyncio.run(_defrag(flags))
 
 

@@ -17,7 +17,6 @@ from shared.placing.starts import with_claims
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_ROOMS = 500
-"""Sets of leases for whose pods other places are tried."""
 _WANTED = PodUid("the waiting pod")
 
 
@@ -49,7 +48,7 @@ class DefragView(View, frozen=True, kw_only=True):
 
 
 def nodes_for(pod: PodUid, placing: PlacingView) -> list[NodeTotals]:
-    """Return the nodes with what planned starts claim, except the planned start of the pod."""
+    """The planned start of the pod itself claims nothing."""
     starts = placing.preemptions.starts
     own = [start for start in starts if pod in start.pods]
     return with_claims(placing.nodes, [start for start in starts if start not in own], own)
@@ -64,7 +63,7 @@ def plan_moves(
 ) -> MovePlan | None:
     """Return the plan with the fewest moves, and then the least GPU time used, if any.
 
-    Only pods with `requests` may be moved, also to another device of the same node.
+    Only pods with `requests` may be moved.
     """
     trials = ClusterTrials(nodes)
     place = trials.cluster.place(_WANTED, request)
@@ -91,10 +90,7 @@ def _moves(
     *,
     now: float,
 ) -> tuple[Move, ...] | None:
-    """Place the pods that would end elsewhere, or return None if not all of them fit.
-
-    Their leases have ended in the cluster. Reserves nothing.
-    """
+    """Return None if not all pods fit elsewhere. Nothing is reserved."""
     cluster.reserve(_WANTED, request, room.placement)
     moves: list[Move] = []
     for lease in sorted(room.leases, key=_size, reverse=True):

@@ -13,7 +13,6 @@ from shared.model.views.plans import PlannedShare
 from shared.placing.what_if import AddedNodes, Forecast, TriedOutcome
 
 SHOWN = 10
-"""Places, and pods that are not moved, that the text lists."""
 
 
 def forecast_text(forecast: Forecast) -> RenderableType:

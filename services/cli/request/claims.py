@@ -30,16 +30,12 @@ class ClaimedShare(View, frozen=True, kw_only=True):
 
 
 class ClaimReport(View, frozen=True, kw_only=True):
-    """A claim of a manifest, or a template of claims."""
-
     origin: str
     fault: str = ""
-    """Why its parameters are refused, with the field."""
     changes: tuple[str, ...] = ()
-    """What to write instead: as it is, another driver serves the claim."""
+    """As it is, another driver serves the claim."""
     warnings: tuple[str, ...] = ()
     shares: tuple[ClaimedShare, ...] = ()
-    """Of GPUs of Leasehold, once it is changed so."""
 
 
 def report_of_claim(claim: ManifestClaim) -> ClaimReport:
@@ -66,7 +62,6 @@ def report_of_claim(claim: ManifestClaim) -> ClaimReport:
 def _effects(
     claim: ManifestClaim, devices: Iterable[AllocatedDevice]
 ) -> Iterator[tuple[Effects, Sequence[AllocatedDevice]]]:
-    """Yield what parameters ask for, and for which devices. Raises RequestError."""
     for config in claim.devices.config:
         if config.opaque is not None and config.opaque.driver in {DRIVER, NVIDIA_DRIVER}:
             own = [device for device in devices if is_for(config, device.request)]
@@ -74,7 +69,6 @@ def _effects(
 
 
 def _class(device: RequestedDevice) -> str:
-    """Return the class of Leasehold that serves a request, or an empty text."""
     written = device.device_class_name
     return NVIDIA_CLASSES.get(written, written if written.endswith(OWN) else "")
 

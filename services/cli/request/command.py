@@ -80,7 +80,7 @@ _READ_FOR = frozenset(dialect.read_for for dialect in DIALECTS.values()) - {""}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleNode:
     model: str
-    """Key of `services.node_agent.mig.gpu_models.GPU_MODELS`."""
+    """Key of `GPU_MODELS`."""
     paths: Paths
     now_s: float
     mig: bool = False
@@ -108,10 +108,7 @@ class ExampleNode:
 
 
 def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
-    """Parse `MODEL` or `MODEL:mig`.
-
-    Raises RequestError for an unknown model, and for MIG mode of one that has no MIG.
-    """
+    """Raises RequestError."""
     model, _, mode = text.partition(":")
     if model not in GPU_MODELS:
         raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(GPU_MODELS)}")
@@ -123,7 +120,6 @@ def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
 
 
 def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:
-    """Return the example node as the ledger would have it, serving what the pod requests."""
     profile = GPU_MODELS[example.model]
     layouts, _ = (
         layouts_for(profile.product, profile.mig, KNOWN_GEOMETRIES) if example.mig else ((), ())
@@ -163,8 +159,6 @@ class GrantedShare(View, frozen=True, kw_only=True):
 
 
 class ContainerReport(View, frozen=True, kw_only=True):
-    """What a container requests, and what it would get on the example node."""
-
     container: str
     request: str
     devices: tuple[GrantedShare, ...] | UnsetType = UNSET
@@ -173,26 +167,21 @@ class ContainerReport(View, frozen=True, kw_only=True):
 
 
 class PodReport(View, frozen=True, kw_only=True):
-    """A pod of a manifest: its request and its result on the example node."""
-
     origin: str
     scheduler: str
     ours: bool
-    """Whether its schedulerName is one of Leasehold's."""
     fault: str = ""
-    """Why the request is invalid, with container, field, value and rule."""
+    """Why the request is invalid."""
     refusal: str = ""
     """Why a valid request does not fit the example node."""
     patch: tuple[PatchOperation, ...] = ()
-    """Of the pod, or of the template: the change that `fault` names."""
+    """The change that `fault` names, of the pod or of the template."""
     dialect: str = field(name="system", default="")
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Of words without effect, as admission gives them."""
     binding: dict[str, str] = field(default_factory=dict)
     claims: tuple[str, ...] = ()
-    """Names of its `spec.resourceClaims`."""
 
 
 class ManifestReport(View, frozen=True, kw_only=True):
@@ -201,14 +190,13 @@ class ManifestReport(View, frozen=True, kw_only=True):
 
     @property
     def is_granted(self) -> bool:
-        """Whether everything would be granted as it is written."""
         return not any(report.fault or report.refusal for report in self.pods) and not any(
             report.fault or report.changes for report in self.claims
         )
 
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
-    """Return a manifest's name and text, or standard input for `-`. Raises RequestError."""
+    """`-` is standard input. Raises RequestError."""
     if path == "-":
         return "standard input", standard_input.read()
     try:
@@ -264,7 +252,6 @@ def report_of(
 
 
 def _fault_of(pod: ApiPod, rules: Rules) -> Hint | None:
-    """Return what admission says of an invalid request, with the changes; None if it is valid."""
     try:
         view = view_of(pod)
         amount = next((word for word in find_misplaced(view) if word.is_resource), None)
@@ -279,7 +266,6 @@ def _fault_of(pod: ApiPod, rules: Rules) -> Hint | None:
 
 
 def _unknown_resources(pod: PodView) -> Iterator[Hint]:
-    """Yield resources that look as if they were for GPUs, with those that were probably meant."""
     for container in pod.containers:
         for name in unknown_gpus(container.amounts):
             amount = container.amounts[name]
@@ -289,7 +275,6 @@ def _unknown_resources(pod: PodView) -> Iterator[Hint]:
 
 
 def _hidden_devices(written: ManifestPod) -> Iterator[Hint]:
-    """Yield what admission warns of in a template that the API server would accept."""
     try:
         pod = decode_view(json.encode(written.template), None)
     except (RequestError, TypeError):
@@ -343,7 +328,6 @@ def _place_and_grant(
 
 
 def _place(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusal:
-    """Place the pod as a placer would; each share gets the first slot, as on an idle device."""
     mirror = ClusterMirror()
     mirror.put_node(node)
     result = place_explained(request, NodeIndex(mirror), lambda: 0.0)

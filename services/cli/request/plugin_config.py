@@ -30,8 +30,6 @@ TWO_WAYS = (
 
 
 class ConfigurationReport(View, frozen=True, kw_only=True):
-    """One configuration: what nodes with it offer, and how pods request the same from Leasehold."""
-
     name: str
     fault: str = ""
     strategy: str = ""
@@ -40,9 +38,8 @@ class ConfigurationReport(View, frozen=True, kw_only=True):
     """Under which such nodes offer GPUs."""
     labels: dict[str, str] = field(default_factory=dict)
     several: str = ""
-    """What happens to a container that requests several."""
     write: dict[str, int] = field(default_factory=dict)
-    """Limits of a container that gets as much from Leasehold as of one replica."""
+    """Limits that get as much from Leasehold as one replica."""
     warnings: tuple[str, ...] = ()
 
 
@@ -51,10 +48,7 @@ class MigrationReport(View, frozen=True, kw_only=True):
 
 
 def read_configurations(text: str, source: str) -> Iterator[NamedSharing]:
-    """Yield each configuration of a file or ConfigMap, with its fault if it has one.
-
-    Raises RequestError for a text that is neither.
-    """
+    """Raises RequestError."""
     try:
         configs = list(named_configs(load_document(text)))
     except ValueError as error:
@@ -125,7 +119,6 @@ def _lines(report: ConfigurationReport) -> Iterable[Text]:
 
 
 def migrate(flags: Migrate) -> int:
-    """Return 1 if a configuration is invalid."""
     source, text = load(flags.file, sys.stdin)
     reports = tuple(map(report_of, read_configurations(text, source)))
     terminal.show(

@@ -16,7 +16,7 @@ POD_LEVEL = ("spec", "resources")
 
 
 def find_unread_places(written: ManifestPod) -> Iterator[Hint]:
-    """Yield amounts and texts that no pod gets from where they are, and where to write them."""
+    """Yield what no pod gets from where it is written, and where to write it."""
     if written.path or written.document.get("kind") == "Pod":
         yield from _unread_amounts(written)
     yield from _texts_of_controllers(written)
@@ -46,15 +46,12 @@ def _is_read(name: str, place: Place) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Amount:
-    """An amount of a GPU's resource, and where it is written."""
-
     path: tuple[str, ...]
     container: str
-    """The container in which it is, or an empty text."""
+    """Empty outside a container."""
     name: str
     value: str
     beside: frozenset[str]
-    """All names in the same place."""
 
     @property
     def is_read(self) -> bool:

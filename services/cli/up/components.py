@@ -27,14 +27,14 @@ class TcpCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCheck:
-    """The component has written the file, which is removed before its first start."""
+    """The file is removed before the component's first start."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFileCheck:
-    """A JSON file holds the id of the component's current process, and its `http` address."""
+    """A JSON file holds the id of the current process, and its `http` address."""
 
     path: Path
 
@@ -47,10 +47,10 @@ class Component:
     name: str
     argv: tuple[str, ...]
     after: tuple[str, ...] = ()
-    """Must be ready before it starts, and stop only after it."""
+    """They are ready before it starts, and stop only after it."""
     checks: tuple[ReadinessCheck, ...] = ()
     address: str = ""
-    """Shown when it is ready, or empty for the one in its run file."""
+    """Empty for the one in its run file."""
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: bool = True
     """`up` is ready once it is; the others start then."""
@@ -200,7 +200,6 @@ class _Components:
         address: str = "",
         awaited: bool = True,
     ) -> Component:
-        """Return a service, by default with its own name and account; `ledger` means Redis."""
         plan, directory, name = self.plan, self.directory, name or service
         run_file = directory.run_file(name)
         kubeconfig = directory.accounts / (account or service) if uses_api else None
@@ -227,7 +226,6 @@ class _Components:
         )
 
     def _logins(self, service: str, node: str, *, ledger: bool) -> Iterator[str]:
-        """Yield the flags for the logins at the servers that `up` starts; others need none."""
         nats = self.files.nats(user_of(service, node))
         redis = self.files.redis(service)
         if service == SCHEDULER:
@@ -244,7 +242,7 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
 
 
 def stages_of(components: Sequence[Component]) -> list[list[Component]]:
-    """Group components so that each is in a later group than everything it starts after.
+    """Each component is in a later group than everything it starts after.
 
     Names that are not among the components count as ready: they run elsewhere.
     """

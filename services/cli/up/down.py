@@ -1,7 +1,7 @@
 """`leasehold down`, and the processes that outlive their supervisor.
 
-On Linux the kernel kills the supervisor's children with it. Their own children survive; they are
-found by the environment variable LEASEHOLD_SUPERVISED.
+On Linux the kernel kills the supervisor's children with it, and not their own children: the
+environment variable LEASEHOLD_SUPERVISED marks these.
 """
 
 import contextlib
@@ -48,7 +48,6 @@ def _stop_supervisor(directory: StateDir, pid: int) -> None:
 
 
 def leftovers(directory: StateDir) -> list[int]:
-    """Return the processes that were started for this state directory, except our own."""
     marker = f"{SUPERVISED_VARIABLE}={directory.root}".encode()
     pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -1,7 +1,7 @@
 """What `up` installs in the simulated cluster, as in a real one.
 
-Each service has its account with the roles of the manifests, and nothing else. The admission
-policies compare its token with what it writes.
+Each service has its account with the roles of the manifests: admission policies compare its token
+with what it writes.
 """
 
 import json
@@ -23,16 +23,12 @@ OPERATOR = "operator"
 ACCOUNTS = ("watcher", "planner", BINDER, "timekeeper", "webhook", API)
 """Of the services that always run, other than node agents."""
 COMBINED = "combined-scheduler"
-"""The component with watcher, placer and planner in the binder's process."""
 CLAIMS = "dra"
-"""The component for ResourceClaims."""
 KUBE_SCHEDULER = "kube-scheduler"
-"""The component with a kube-scheduler and its extender."""
 _ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
 WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"
-"""Issues the certificate with which the API server calls webhooks."""
 _RIGHTS = Path(__file__).with_name("rights.json")
-"""The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
+"""Of `k8s/base` and of each component."""
 KINDS = Path(custom_kinds.__file__).parent
 Manifest = dict[str, Any]
 _RBAC = "rbac.authorization.k8s.io"
@@ -58,7 +54,7 @@ OUTSIDE_WEBHOOK: tuple[Manifest, ...] = (
         "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": SYSTEM_NAMESPACE}],
     },
 )
-"""A webhook outside the cluster creates its configuration; in one, the manifests have it."""
+"""In a cluster, the manifests have the webhook's configuration."""
 
 
 def installation(
@@ -70,10 +66,7 @@ def installation(
     components: Collection[str] = (),
     accounts: Collection[str] = ACCOUNTS,
 ) -> Manifest:
-    """Return what simcluster installs, with the kubeconfigs of accounts in `directory`.
-
-    `aggregated` is HOST:PORT of the API for the API server.
-    """
+    """`directory` gets kubeconfigs of accounts; `aggregated` is HOST:PORT of the API."""
     names = [
         *accounts,
         *(name for component in components for name in _ACCOUNTS_OF.get(component, ())),

@@ -1,4 +1,4 @@
-"""The plan of `up`: settings from flags, GPU layouts of nodes, ports and programs of servers."""
+"""The plan of `up`: GPU layouts of nodes, ports and programs of servers."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class Plan:
 
     settings: Up
     nodes: Mapping[str, str]
-    """GPU layouts by name."""
+    """GPU layouts."""
     ports: Mapping[str, int]
     """Of `nats`, `redis`, `api`, `page`, `extender`; of nodes' usage metrics, `usage-<node>`."""
     nats_program: str
@@ -47,7 +47,6 @@ class Plan:
 
 
 AGGREGATED = "aggregated"
-"""The port of the API for the API server."""
 
 
 def usage_port(node: str) -> str:
@@ -55,7 +54,6 @@ def usage_port(node: str) -> str:
 
 
 def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Plan:
-    """Choose ports and programs: those in the flags, else those of the last run, else free ones."""
     servers.check_loopback()
     requested = {
         "nats": settings.nats_port,
@@ -102,10 +100,9 @@ def layouts_of(
     before: Mapping[str, str],
     check: Callable[[str], object],
 ) -> dict[str, str]:
-    """Return the GPU layout of each node by the node's name.
+    """One layout is for every node; several are for one node each.
 
-    One layout is for every node; several are for one node each. Values that the flags omit are
-    those of `before`. Raises RequestError if the two do not match or `check` rejects a layout.
+    Values that the flags omit are those of `before`. Raises RequestError.
     """
     layouts = _layouts(gpus, nodes, list(before.values()))
     if LOCAL in layouts:
@@ -129,7 +126,6 @@ def layouts_of(
 
 
 def _layouts(gpus: str, nodes: int | None, before: list[str]) -> list[str]:
-    """Return the layouts in `gpus`, else those of the last run where they fit, else the default."""
     layouts = [layout.strip() for layout in gpus.split(",") if layout.strip()]
     if layouts:
         return layouts

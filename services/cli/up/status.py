@@ -45,7 +45,6 @@ SIZE_LINES = 2
 
 
 def status(flags: Status) -> int:
-    """Show what runs; return 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
     pid = supervisor_pid(directory)
     state = load_state(directory)
@@ -104,7 +103,6 @@ def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
 
 
 def summary(directory: StateDir, state: State) -> str:
-    """Return where everything is, and commands for a first pod that can be pasted into a shell."""
     command = program()
     flag = _flag(directory)
     kubeconfig = shlex.quote(state.kubeconfig)
@@ -138,7 +136,6 @@ Try next:
 
 
 def has_shares(*, local: bool, library: object) -> bool:
-    """Whether pods can get shares: on this machine's GPUs, a library has to limit them."""
     return not local or bool(library) or Path(LIBRARY_DIRECTORY).exists()
 
 

@@ -46,7 +46,6 @@ class RestartHistory:
 
 
 def after_exit(history: RestartHistory, policy: RestartPolicy, *, ran_s: float) -> RestartHistory:
-    """Count an exit of a component that ran for `ran_s` seconds."""
     in_row = 1 if ran_s >= policy.stable_s else history.exits_in_row + 1
     return replace(history, restarts=history.restarts + 1, exits_in_row=in_row)
 
@@ -72,7 +71,6 @@ async def is_ready(component: Component, pid: int) -> bool:
 
 
 def address_of(component: Component) -> str:
-    """Return the component's own address, else the one in its run file."""
     if component.address:
         return component.address
     contents = (
@@ -119,7 +117,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StartError(LeaseholdError):
-    """A component does not become ready; the message ends with the last lines of its log."""
+    """Its message ends with the last lines of the component's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +161,7 @@ class ComponentProcess:
         )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Run the component until `stop`. The task raises StartError if it never becomes ready."""
+        """The task raises StartError if the component never becomes ready."""
         self._task = tasks.create_task(self._run())
 
     async def _run(self) -> None:
@@ -274,7 +272,7 @@ def describe_exit(code: int) -> str:
 def _die_with_parent() -> Callable[[], None]:
     """Return the `preexec_fn` with which the kernel kills a child when this process ends.
 
-    The library is loaded here, since a child between fork and exec should do as little as possible.
+    The library is loaded here: a child between fork and exec should do as little as possible.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -326,7 +324,7 @@ class Supervisor:
         ]
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Start everything, call `on_ready`, and stop everything once `stop` is set.
+        """Call `on_ready`, and stop everything once `stop` is set.
 
         Raises StartError if a component does not get ready; nothing is left running then either.
         """

@@ -51,10 +51,7 @@ _READY = b"\0"
 
 
 def run_in_background(run: Callable[[Callable[[str], None]], int], directory: StateDir) -> int:
-    """Run in a process of its own, and print what it reports until it is ready or exits.
-
-    Later reports go to its log. Returns 0 when it is ready, 1 when it exited before.
-    """
+    """Print what the process reports until it is ready or exits."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     child = os.fork()
@@ -76,7 +73,6 @@ def run_in_background(run: Callable[[Callable[[str], None]], int], directory: St
 
 
 def _print_until_ready(reader: int) -> bool:
-    """Print the lines from the pipe until it closes; return whether the last one is readiness."""
     while received := os.read(reader, 65536):
         text, mark, _ = received.partition(_READY)
         sys.stdout.write(text.decode(errors="replace"))
@@ -128,10 +124,6 @@ def _redirect_output(path: Path) -> None:
 def forget_devices(
     directory: StateDir, before: Mapping[str, str], layouts: Mapping[str, str]
 ) -> None:
-    """Let the agents of nodes whose layout differs from the last run forget their devices.
-
-    Directories of nodes that are gone are removed.
-    """
     for node in before.keys() - layouts.keys():
         for folder in (directory.agent(node), directory.node(node)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -147,14 +139,13 @@ Report = Callable[[str], None]
 READY_S = 60.0
 """The longest pause without another component being ready, apart from `READY_EACH_S`."""
 READY_EACH_S = 3.0
-"""The longest pause without another component being ready, and more for each component: all agents
+"""The longest pause without another component being ready, more for each component: all agents
 start at once, and on a slow machine none is ready before most are."""
 FREE_MB = 100
-"""Below it nothing is started: the ledger and the logs could not be written."""
+"""Otherwise the ledger and the logs could not be written."""
 
 
 def up(settings: Up) -> int:
-    """Run until a signal, or with `headless` until ready; return the exit code."""
     checks: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
         (settings.budgets, budget_sources.load_file),
         (settings.quotas, quota_sources.load_file),
@@ -200,7 +191,6 @@ def up(settings: Up) -> int:
 
 
 def _check_names(settings: Up) -> None:
-    """Raise RequestError for a library or a program that this machine does not have."""
     library = settings.library_source
     if library is not None and not library.exists():
         raise RequestError(
@@ -211,7 +201,7 @@ def _check_names(settings: Up) -> None:
 
 
 def _already_running(settings: Up, directory: StateDir, state: State) -> int:
-    """Print what runs, if the settings request the same. Raises AlreadyRunningError if not."""
+    """Raises AlreadyRunningError unless the settings request what runs."""
     same = replace(settings, headless=False, nodes=None, gpus="") == Up(state=settings.state)
     if same and state.nodes == layouts_of(
         settings.gpus, settings.nodes, before=state.nodes, check=str
@@ -255,7 +245,6 @@ def _run(plan: Plan, directory: StateDir, report: Report) -> int:
 
 
 def _write_files(components: Sequence[Component], plan: Plan, directory: StateDir) -> None:
-    """Write the logins of all components, what the simulated cluster installs, and a first pod."""
     files = credentials.write(
         directory.credentials,
         [NodeName(node) for node in plan.nodes],
@@ -286,7 +275,6 @@ def _write_files(components: Sequence[Component], plan: Plan, directory: StateDi
 
 
 def _parts(settings: Up) -> Iterator[str]:
-    """Yield the components of the manifests whose objects the services need."""
     if settings.combined:
         yield COMBINED
     if settings.kube_scheduler:

@@ -1,8 +1,8 @@
 """The step of an account: its charges, the windows that close and open, and its state; pure.
 
-A step is written atomically, and only if the account still has the revision that it was computed
-from. Each charge begins where the last charge of the same lease ended. So the sum of any steps, by
-any replica, with any pauses between them, is weight x (end - begin).
+A step is written only if the account still has the revision from which it was computed. Each charge
+begins where the last one of the same lease ended. So the steps of any replicas add up to weight x
+(end - begin).
 """
 
 import re
@@ -39,7 +39,7 @@ _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
 
 
 def period_at(policy: BudgetPolicy, at_ms: int) -> BudgetWindow:
-    """Return an unused window of the whole period that contains the instant."""
+    """The window is unused, and of a whole period."""
     if policy.type is PolicyType.NONE:
         return BudgetWindow(id="lifetime", start_ms=0, end_ms=None)
     if policy.type is PolicyType.BUCKET:
@@ -64,7 +64,6 @@ def period_at(policy: BudgetPolicy, at_ms: int) -> BudgetWindow:
 
 
 def _days(period: Period, day: date) -> tuple[date, date]:
-    """Return the first day of the period and the first of the next."""
     if period is Period.DAY:
         return day, day + timedelta(days=1)
     if period is Period.WEEK:
@@ -75,17 +74,16 @@ def _days(period: Period, day: date) -> tuple[date, date]:
 
 
 def _midnight_ms(day: date, zone: ZoneInfo) -> int:
-    """Return when a day begins; if daylight saving skips midnight, the instant of the change."""
+    """If daylight saving skips midnight, return the instant of the change."""
     return int(datetime.combine(day, time(), zone).timestamp()) * 1000
 
 
 def open_window(
     budget: Budget, at_ms: int, *, natural: bool = False, rolled_units: int = 0
 ) -> BudgetWindow:
-    """Return a new window that begins at the instant; a `natural` one begins with its period.
+    """A window that begins inside its period has the instant in its id; a `natural` one does not.
 
-    A window that begins inside its period has the instant in its id, so that ids are unique. Its
-    boundaries are stored: no later change of a time zone moves them.
+    Its boundaries are stored: no later change of a time zone moves them.
     """
     policy = budget.policy
     period = period_at(policy, at_ms)
@@ -103,7 +101,7 @@ def open_window(
 
 
 def window_shape(budget: Budget) -> str:
-    """Return the settings that determine the windows; a change opens a new window."""
+    """Return the settings whose change opens a new window."""
     policy = budget.policy
     unit = f" {budget.currency}" if budget.currency else ""
     if policy.type is PolicyType.FIXED:
@@ -131,7 +129,6 @@ def retained_since_ms(policy: BudgetPolicy, now_ms: int, *, keep_days: int) -> i
 
 
 RESTORED = "restored from"
-"""Prefix of the reason of the entry that restores a lost account."""
 _MINUTES = re.compile(r"-?\d{1,9}(\.\d{1,30})?(e-?\d{1,2})?")
 """Grants are never deleted from the ledger, so amounts that no float can represent are refused."""
 MAX_MINUTES = 10**9
@@ -206,7 +203,6 @@ def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
 
 
 def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWindow:
-    """Charge every lease up to an instant to a window, and advance the window's level."""
     leases = step.leases()
     bucket = step.budget.policy.type is PolicyType.BUCKET and window.limit_units is not None
     if bucket and until_ms > window.level_ms:
@@ -228,7 +224,6 @@ def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWi
 
 
 def _state_in(account: Account, window: BudgetWindow) -> BudgetState:
-    """Return the state that determines the lease class of a window's charges."""
     state = account.state
     return state.state if state.window in {window.id, ""} else BudgetState.OK
 
@@ -318,7 +313,6 @@ def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
 
 
 def _exhausted_ms(current: Balance) -> int:
-    """Return when a budget without remaining units was exhausted; 0: it has units."""
     remaining = current.remaining_units
     return 0 if remaining is None or remaining > 0 else current.exhausted_at_ms or 0
 
@@ -344,7 +338,7 @@ def apply_update(account: Account, update: AccountUpdate) -> Account:
 def grant_update(
     account: Account, units: int, *, actor: str, reason: str, key: str
 ) -> AccountUpdate:
-    """Return the step that adds a grant to the open window; a negative grant reduces it."""
+    """A negative grant reduces the open window."""
     window = account.windows[-1]
     changed = structs.replace(window, granted_units=window.granted_units + units)
     if window.level_ms:
@@ -362,7 +356,6 @@ def grant_update(
 def restore_update(
     account: Account, budget: Budget, *, window: BudgetWindow, at_ms: int
 ) -> AccountUpdate:
-    """Return the step that restores a lost account from its last copy."""
     entry = ChargeEntry(
         window=window.id,
         kind="adjust",
@@ -387,7 +380,7 @@ def trim_windows(account: Account, budget: Budget, now_ms: int) -> Account:
 
 
 def parse_gpu_minutes(value: object) -> int:
-    """Parse GPU-minutes into units. Raises RequestError for an invalid or too large number."""
+    """Return units. Raises RequestError."""
     text = str(value)
     if isinstance(value, bool) or not _MINUTES.fullmatch(text):
         raise RequestError(f"{value!r} is not a number of GPU-minutes such as 120 or -0.5")

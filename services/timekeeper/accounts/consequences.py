@@ -26,7 +26,7 @@ class Consequence:
     new_pods: str
     """admit, queue or deny."""
     evict_after_minutes: int | None = None
-    """After the state was entered, running leases end; None if they do not."""
+    """None if leases do not end in this state."""
 
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
@@ -46,7 +46,6 @@ def consequence(budget: Budget, state: BudgetState) -> Consequence:
 
 
 def missing_units(current: Balance, budget: Budget) -> int:
-    """Return what must be granted until a namespace is back in budget; 0 if it is."""
     if current.state not in OUT_OF_BUDGET or current.remaining_units is None:
         return 0
     return hysteresis_units(budget, current.current_rate_milli_gpu) - current.remaining_units

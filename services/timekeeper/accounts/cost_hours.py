@@ -1,8 +1,7 @@
 """Records what every GPU was used for between two readings of the ledger; pure.
 
-Leases begin and end at their instants in the journal. A pod's part of a device is idle from the
-last use by any of its containers on, or from its start. What is read at the end of an interval
-counts for all of it: the devices, and which have no room.
+A pod's part of a device is idle from the last use by any of its containers on, or from its start.
+What is read at the end of an interval counts for all of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,14 +47,12 @@ class Size(NamedTuple):
 
 WHOLE_SIZE = Size(0, 0, SharingPolicy.EXCLUSIVE)
 Sizes = Mapping[Size, int]
-"""The sizes of shares, and when such a share was leased last."""
+"""When a share of each size was leased last."""
 LastUses = Mapping[ShareKey, float | None]
-"""Since when shares are idle, Unix seconds, or None while they are in use; of measured ones."""
+"""Since when measured shares are idle, Unix seconds, or None while they are in use."""
 
 
 class Holding(NamedTuple):
-    """One lease's part of one device, for some time."""
-
     device: DeviceUuid
     model: str
     namespace: Namespace
@@ -77,7 +74,7 @@ def holdings(
     from_ms: int,
     to_ms: int,
 ) -> Iterator[Holding]:
-    """Yield what leases had; `entries` are those of the interval, read after the leases.
+    """`entries` are those of the interval, read after the leases.
 
     `idle` is read at the end of the interval, and before it, for leases that have ended.
     """
@@ -102,13 +99,13 @@ def holdings(
 
 
 UNKNOWN = -1.0
-"""Stands for the last use of a share that is not measured."""
+"""The last use of a share that is not measured."""
 
 
 def _uses_of(
     idle_since: Sequence[float | None], start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield what a pod's part of a device was used for, in milliseconds."""
+    """Yield uses of a pod's part of a device, with their begin and end in milliseconds."""
     if None in idle_since:
         yield USED, start, stop
     elif not idle_since or UNKNOWN in idle_since:
@@ -125,7 +122,7 @@ def _uses_of(
 def device_states(
     nodes: Iterable[NodeTotals], sizes: Iterable[Size]
 ) -> dict[DeviceUuid, tuple[str, bool]]:
-    """Return the model of every device, and whether it has room for one of the sizes."""
+    """Return models, and whether one of the sizes has room."""
     sizes = sorted(sizes)
     states: dict[DeviceUuid, tuple[str, bool]] = {}
     for totals in nodes:
@@ -159,7 +156,7 @@ def _fits(size: Size, device: Device, use: DeviceUse) -> bool:
 
 
 def sizes_seen(sizes: Sizes, leases: Iterable[Lease], now_ms: int) -> dict[Size, int]:
-    """Return the sizes of shares of the last week; the smallest ones, if there are too many."""
+    """If there are too many of the last week, the smallest count."""
     recent = {size: at for size, at in sizes.items() if now_ms - at < WEEK_MS}
     for lease in leases:
         for share in lease.shares:
@@ -176,7 +173,6 @@ def record_hours(
     from_ms: int,
     to_ms: int,
 ) -> None:
-    """Add an interval to the hours, by the instants at which they begin."""
     by_device: dict[DeviceUuid, list[Holding]] = {uuid: [] for uuid in devices}
     for share in sorted(held):  # equal remainders are rounded in the same order
         by_device.setdefault(share.device, []).append(share)
@@ -204,10 +200,10 @@ def _record_device(
 
 
 def parts_of_device(weights: Sequence[int]) -> list[int]:
-    """Return the parts of a device for weights, which may be more than it has together.
+    """Return the parts of a device, which weights may exceed together.
 
     Leases that reserve the cores of others' memory, and those of an overcommitted device, are
-    reduced in proportion; the largest remainders are rounded up.
+    reduced in proportion.
     """
     total = sum(weights)
     if total <= WHOLE:

@@ -1,8 +1,7 @@
 """Changes of the accounts that follow from the journal of leases; pure.
 
-A charged lease is one lease at one size: from when it was bound or resized until it was resized or
-ended. Its id consists of the pod and the time of its reservation, which neither a rebuild nor the
-pod's next lease changes; and of the time of its resize, if it was resized.
+A charged lease is one lease at one size. Its id has the pod and the time of its reservation, which
+neither a rebuild nor the pod's next lease changes, and the time of its resize, if any.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,12 +31,10 @@ def charged_lease_id(lease: Lease) -> str:
 
 
 def lease_family(charged_lease: str) -> str:
-    """Return the part of the id that all sizes of one lease share."""
     return "/".join(charged_lease.split("/")[:2])
 
 
 def resized_ms(lease: Lease) -> int:
-    """Return when the lease was last resized, or 0 if it was not."""
     return round(lease.resized_at * 1000)
 
 
@@ -48,7 +45,7 @@ def created_ms(lease: Lease) -> int:
 def journal_changes(
     entries: Iterable[JournalEntry], weigh: Weigh, counted_ms: Mapping[str, int]
 ) -> dict[Namespace, JournalChanges]:
-    """Read the journal. `counted_ms`: until when restored leases are charged already."""
+    """`counted_ms` has until when restored leases are charged already."""
     changes: dict[Namespace, JournalChanges] = {}
     for entry in entries:
         for lease in entry.leases:
@@ -96,10 +93,9 @@ def reconcile(
     """Complete the changes of a journal that was lost or trimmed, by comparing live leases.
 
     Live leases without an account entry are charged from when they were reserved or resized. A
-    charged lease that is no longer live ended at `known_ms`, when it was last known to be live, or
-    at the end of its last charge if that is later. If the lease was resized, the charged lease of
-    the old size ended at the resize. No charged lease begins before an earlier one of the same
-    lease has ended.
+    charged lease that is no longer live ended at the resize, at `known_ms`, when it was last known
+    to be live, or at the end of its last charge if that is later. No charged lease begins before an
+    earlier one of the same lease has ended.
     """
     charged = {charged_lease_id(lease): lease for lease in live if lease.state in CHARGED_STATES}
     accounts = tuple(accounts)
@@ -120,7 +116,7 @@ def _end_missing(
     accounts: Iterable[Account],
     known_ms: int,
 ) -> dict[str, int]:
-    """End the accounts' leases that are no longer live; return the last end by family."""
+    """Return the last end by family."""
     resized = {lease_family(id_): resized_ms(lease) for id_, lease in charged.items()}
     family_ends: dict[str, int] = {}
     for account in accounts:

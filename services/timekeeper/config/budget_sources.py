@@ -1,7 +1,7 @@
 """Sources of budgets: GPUBudget objects of the cluster, and a file with the same objects.
 
-An invalid object is reported, and its last valid version stays in force, which its status has, too,
-for a timekeeper that starts again. Without one, new pods of the namespace wait.
+The last valid version of an object stays in force; its status has it for a timekeeper that starts
+again. Without one, new pods of the namespace wait.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def in_money(budget: Budget, prices: PriceFile) -> Budget:
-    """Return the budget, which is invalid if it is in money and there are no prices for it."""
+    """A budget in money is invalid without prices."""
     why = budget.currency and prices.prices.refusal(budget.currency)
     if not why:
         return budget
@@ -56,7 +56,7 @@ def in_money(budget: Budget, prices: PriceFile) -> Budget:
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
-    """Raises RequestError naming the file and the error in it."""
+    """Raises RequestError."""
     return load_objects(path, KIND, parse_spec)
 
 
@@ -66,11 +66,10 @@ class BudgetFile:
     prices: PriceFile = field(default_factory=PriceFile)
     budgets: Mapping[Namespace, Budget] = field(default_factory=dict)
     problem: str = ""
-    """Why its latest version is not in force."""
     _loaded_stamp: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
-        """Raises RequestError if the file is invalid."""
+        """Raises RequestError."""
         self._loaded_stamp = self._file_stamp()
         try:
             self.budgets = load_file(self.path)
@@ -80,7 +79,7 @@ class BudgetFile:
         self.problem = ""
 
     async def watch(self) -> None:
-        """Load the file whenever it changes; an invalid file changes nothing."""
+        """An invalid file changes nothing."""
         while True:
             await asyncio.sleep(FILE_POLL_S)
             if self._file_stamp() == self._loaded_stamp:
@@ -111,7 +110,6 @@ class ConfiguredObjects(Generic[T]):
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
-        """Watch the objects for ever; a kind that cannot be read is requested again and again."""
         logged = ""
         latest = self.latest
         async with aclosing(
@@ -162,7 +160,6 @@ class ConfiguredBudgets:
     prices: PriceFile = field(default_factory=PriceFile)
 
     def budget_of(self, namespace: Namespace) -> Budget:
-        """Return a namespace's budget; without one it has no limit."""
         sources = [source for source in (self.objects, self.file) if source is not None]
         for name in (namespace, ALL_OTHERS):
             for source in sources:

@@ -28,12 +28,11 @@ from shared.model.names import Namespace
 KIND = "GPUBudget"
 LAST_VALID = "the last valid version stays in force"
 LONGEST_SHOWN = 80
-"""Of a value in a message."""
 ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
 ZONE = "^[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*$"
-"""Names in the IANA database; on the API server's and on our host there are others."""
+"""On the API server's and on our host there are other names than in the IANA database."""
 MAX_MINUTES = 2**63 - 1
 """The maximum of an integer field of an object."""
 
@@ -47,13 +46,12 @@ Minutes = Annotated[
     int | float | str,
     Meta(extra_json_schema={"type": "integer", "format": "int64", "minimum": 0}),
 ]
-"""A file may have fractions of them."""
+"""A file may have fractions."""
 GraceMinutes = Annotated[int, Meta(ge=0, le=525_600)]
-"""At most a year."""
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Hours = Annotated[int, Meta(ge=1, le=20 * 8784)]
 BucketMinutes = Annotated[int, Meta(ge=1, le=31 * 1440)]
-"""Limits of a sliding policy: later instants have no date."""
+"""Later instants have no date."""
 
 
 def _choice(kind: type[StrEnum]) -> Meta:
@@ -111,17 +109,17 @@ class PolicySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
             "lengthHours must be 1 to 1000 times bucketMinutes",
         ),
         Rule(
-            "self.timeZone != 'Local' && "
-            "timestamp('2000-01-01T00:00:00Z').getFullYear(self.timeZone) > 0",
-            lambda policy: _is_zone(policy.time_zone),
-            "timeZone must be the IANA name of a time zone such as UTC, Europe/Berlin or "
-            "Asia/Shanghai",
+            f"self.matches('{ZONE}') && self != 'Local' && "
+            "timestamp('2000-01-01T00:00:00Z').getFullYear(self) > 0",
+            lambda zone: re.fullmatch(ZONE, zone) is not None and _is_zone(zone),
+            "must be the IANA name of a time zone such as UTC, Europe/Berlin or Asia/Shanghai",
+            field="time_zone",
         ),
     )
 
     type: Annotated[PolicyType, _choice(PolicyType)] = PolicyType.FIXED
     window: Annotated[Period, _choice(Period)] = Period.MONTH
-    time_zone: Annotated[str, Meta(pattern=ZONE, max_length=64)] = "UTC"
+    time_zone: Annotated[str, Meta(max_length=64)] = "UTC"
     rollover: RolloverSpec | None = None
     length_hours: Hours = 168
     bucket_minutes: BucketMinutes = 60
@@ -140,18 +138,34 @@ class DebtSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
 class MoneySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """An amount of money."""
 
+    rules = (
+        Rule(
+            f"type(self) != string || self.matches('{MONEY}')",
+            lambda amount: re.fullmatch(MONEY, str(amount)) is not None,
+            "must be money such as 1000 or 1000.50, below 1000000000000 and with at most two "
+            "decimals",
+            field="amount",
+        ),
+        Rule(
+            f"self.matches('{CURRENCY}')",
+            lambda currency: re.fullmatch(CURRENCY, currency) is not None,
+            "must be three capital letters such as EUR",
+            field="currency",
+        ),
+    )
+
     amount: Annotated[
         int | str,
         Meta(
             extra_json_schema={
                 "x-kubernetes-int-or-string": True,
-                "pattern": MONEY,
+                "maxLength": 32,
                 "minimum": 0,
                 "maximum": 10**12 - 1,
             }
         ),
     ]
-    currency: Annotated[str, Meta(pattern=CURRENCY)]
+    currency: Annotated[str, Meta(max_length=16)]
 
 
 class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
@@ -237,13 +251,11 @@ class BudgetStatus(ObjectStatus, frozen=True, kw_only=True):
 
 
 def _brief(value: object) -> str:
-    """Return a value for a message, without its end if it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def _units(path: str, value: float | str | None) -> int | None:
-    """Return GPU-minutes as exact units. Raises RequestError naming the path."""
     if value is None:
         return None
     units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if _MINUTES.fullmatch(str(value)) else None
@@ -254,18 +266,8 @@ def _units(path: str, value: float | str | None) -> int | None:
     return int(units)
 
 
-def _money_units(path: str, value: int | str) -> int:
-    """Return money as exact units. Raises RequestError naming the path."""
-    if not re.fullmatch(MONEY, str(value)):
-        raise RequestError(
-            f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
-            f"not {_brief(value)}"
-        )
-    return int(Fraction(str(value)) * 60 * UNITS_PER_GPU_MINUTE)
-
-
 def parse_spec(namespace: Namespace, spec: object) -> Budget:
-    """Raises RequestError with the field and its valid values."""
+    """Raises RequestError."""
     place = f"{KIND} {namespace}"
     read = convert_spec(spec, BudgetSpec, place)
     path = f"{place}: spec"
@@ -275,7 +277,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Budget:
         namespace=namespace,
         limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes)
         if money is None
-        else _money_units(f"{path}.limitMoney.amount", money.amount),
+        else int(Fraction(str(money.amount)) * 60 * UNITS_PER_GPU_MINUTE),
         currency="" if money is None else money.currency,
         policy=_policy(f"{path}.policy", read.policy),
         weight_mode=read.weight_mode,
@@ -310,14 +312,12 @@ def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCopy:
-    """An account as its budget's status shows it; a lost account is restored from it."""
-
     window: BudgetWindow
     at_ms: int
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
-    """Parse a status, or return None if there is none, or it is invalid."""
+    """Return None if the status is invalid, too."""
     try:
         read = msgspec.convert(status, BudgetStatus)
         amounts = (read.window_used_units, read.granted_units, read.rollover_units)

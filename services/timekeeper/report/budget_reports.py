@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 NOTHING_NEW = "no new pod is allowed until it is valid"
 MAX_UNITS = 2**63 - 1
-"""The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
 
 
 def optional(form: Callable[[int], T], value: int | None) -> T | None:
@@ -38,7 +37,6 @@ def optional(form: Callable[[int], T], value: int | None) -> T | None:
 def budget_status(
     account: Account, current: Balance, item: RawObject, spec: object
 ) -> BudgetStatus:
-    """Return the status of `item`, of which `spec` is in force."""
     window = current.window
     reason = "InvalidSpec" if current.problem else "SpecInForce"
     return BudgetStatus(
@@ -86,7 +84,7 @@ class QuotaStatus(ObjectStatus, frozen=True, kw_only=True):
 def quota_status(
     name: Namespace, latest: LatestSpecs[Quota], totals: QuotaTotals, *, at: str
 ) -> QuotaStatus:
-    """Return the status of a quota; what the ledger enforces is in force."""
+    """What the ledger enforces is in force."""
     item = latest.items[name]
     stored = totals.quotas.get(name)
     usage = totals.used.get(name, {}).get("", QuotaUsage())
@@ -114,7 +112,6 @@ def quota_status(
 
 
 def is_reportable_change(before: Account, after: Account) -> bool:
-    """Whether a change of state, or of what is wrong with the budget, is published."""
     return _reported(before) != _reported(after)
 
 

@@ -30,28 +30,22 @@ CHECKPOINT_MS = 60_000
 USAGE_MS = 10_000
 _IN_FORCE = ("observedGeneration", "conditions", "specInForce")
 WRITE_TIMEOUT_S = 2.0
-"""A slow API server delays no count: what was not written is written later."""
+"""Time limit of a write: counting does not wait, what was not written is written later."""
 RETRY_MS = 30_000
-"""Pause after a request without a response, so that counting does not wait for the API server."""
+"""Pause after a request without a response, so that counting does not wait."""
 
 
 @dataclass(slots=True)
 class StatusPublisher:
-    """Writes statuses and Events, if the cluster has objects of our kinds.
-
-    If the API server does not respond, a status is lost and counting continues.
-    """
-
     objects: BudgetObjects | None = None
     quotas: ConfiguredObjects[Quota] | None = None
     _written: dict[str, int] = field(default_factory=dict)
-    """By its path."""
+    """By path."""
     _paused_until_ms: int = 0
 
     async def publish(
         self, budget: Budget, account: Account, current: Balance, *, changed: bool
     ) -> None:
-        """Write the status when it has changed, and every minute; write Events of a change."""
         if self.objects is None:
             return
         name = account.namespace
@@ -69,7 +63,6 @@ class StatusPublisher:
                 await self._write(create, f"Event of {name}", current.at_ms)
 
     async def publish_quotas(self, ledger_quotas: LedgerQuotas, at_ms: int) -> None:
-        """Write the statuses of quotas when they have changed, and their usage every 10 seconds."""
         if self.quotas is None or not self.quotas.latest.items:
             return
         quotas = self.quotas
@@ -87,7 +80,7 @@ class StatusPublisher:
         *,
         every_ms: int,
     ) -> None:
-        """Write a status: at once if other specs are in force, else after `every_ms`."""
+        """Write at once if other specs are in force, else after `every_ms`."""
         path = f"{objects.path}/{quote(item.metadata.name, safe='')}/status"
         written = item.status or {}
         wanted = msgspec.to_builtins(status)
@@ -118,10 +111,10 @@ class StatusPublisher:
 def event_bodies(
     uid: str, budget: Budget, account: Account, current: Balance
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the core/v1 Events of a change; every replica gives them the same names.
+    """Every replica gives the core/v1 Events the same names.
 
-    One regards the GPUBudget object, if there is one with this uid. The other regards the
-    namespace, where its users see it.
+    One regards the GPUBudget object, if there is one with this uid, the other the namespace, where
+    its users see it.
     """
     name = account.namespace
     if uid:

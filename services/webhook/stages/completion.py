@@ -16,10 +16,7 @@ from shared.pods.run_term import deadline_s, expected_run_s
 
 
 def set_deadline(admission: PodAdmission) -> Denial | Changes | None:
-    """Set a pod's deadline by its annotation and, with GPUs, by its namespace's quota.
-
-    A pod is denied if an annotation is malformed, or lets it run for longer than the quota allows.
-    """
+    """Deny a pod with a malformed annotation, or one that runs for longer than the quota allows."""
     pod = admission.pod
     quota = admission.policy.quota if admission.gpu_containers else None
     try:
@@ -33,7 +30,6 @@ def set_deadline(admission: PodAdmission) -> Denial | Changes | None:
 
 
 def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
-    """Deny a GPU pod, or let it wait at a gate, where its namespace's budget requires that."""
     budget = admission.budget
     if budget is None:
         return None
@@ -52,7 +48,6 @@ def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
 
 
 def set_priority_class(admission: PodAdmission) -> Changes | None:
-    """Set the priority class that follows from the budget, unless the pod has chosen one."""
     spec = admission.pod.spec
     policy = admission.policy
     budget = admission.budget
@@ -77,7 +72,6 @@ def set_runtime_class(admission: PodAdmission) -> Changes | None:
 
 
 def add_annotations(admission: PodAdmission) -> Changes | None:
-    """Add the annotations that vendors' webhooks add, and that of an exempted namespace."""
     patches = tuple(_annotations(admission))
     return Changes(patches=patches) if patches else None
 

@@ -1,4 +1,4 @@
-"""What a new pod that is a copy of a placed one brings with it, and how it is removed; pure."""
+"""What a copy of a placed pod brings with it, and how it is removed; pure."""
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,11 +24,10 @@ MAX_SHOWN = 10
 
 
 def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
-    """Remove what a new pod has of an earlier one that was placed, of which it is a copy.
+    """Remove the node, and the annotations that only schedulers write.
 
-    A backup, or `kubectl get pod -o yaml`, has all of it: annotations that only schedulers write,
-    and the node. A pod is denied if such an annotation was meant to be one of those that authors
-    write.
+    A backup, or `kubectl get pod -o yaml`, has them. One that resembles an annotation of authors
+    denies the pod.
     """
     pod = admission.pod
     copied = sorted(

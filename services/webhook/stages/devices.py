@@ -29,15 +29,10 @@ SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
 
 
 def deny_device_names(admission: PodAdmission) -> Denial | None:
-    """Deny a pod with annotations or mounts that select devices in the container runtime."""
     return denial_of(device_names(admission.pod, admission.containers))
 
 
 def apply_pod_policy(admission: PodAdmission) -> Denial | None:
-    """Deny a pod with GPUs that could see other devices or lift its limits.
-
-    A new pod that gets GPUs of neither a lease nor a claim is not restricted.
-    """
     if admission.old is not None:
         has_gpus = bool(admission.gpu_containers_of_pod)
     else:
@@ -60,10 +55,7 @@ def _subject(admission: PodAdmission) -> PolicySubject:
 
 
 def deny_changed_images(admission: PodAdmission) -> Denial | None:
-    """Deny an update to an image with which a container would see every device.
-
-    Other fields that can be updated do not change which devices a container sees.
-    """
+    """No other field that can be updated changes which devices a container sees."""
     old_containers = () if admission.old is None else admission.old.containers
     before = {container.name: container for container in old_containers}
     return denial_of(
@@ -80,7 +72,6 @@ def deny_changed_images(admission: PodAdmission) -> Denial | None:
 
 
 def hide_devices(admission: PodAdmission) -> Changes | None:
-    """Hide all devices from containers without GPUs, with a warning for those that name some."""
     hidden = tuple(_with_hidden_devices(admission))
     if not hidden:
         return None
@@ -116,7 +107,7 @@ def _gets_devices(container: PodContainer, admission: PodAdmission) -> bool:
 
 
 def _may_see_devices(container: PodContainer) -> bool:
-    """Whether NVIDIA's runtime may add devices, by the variables or by the image."""
+    """NVIDIA's runtime adds devices by the variables or by the image."""
     return (
         VISIBLE in container.value_from
         or names_devices(container.variables)

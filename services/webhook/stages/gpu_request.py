@@ -42,7 +42,6 @@ AmountChanges = Mapping[str, Mapping[str, int | None]]
 
 
 def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
-    """Replace the operator's own names of resources, in pods that Leasehold serves."""
     pod = admission.pod
     names = admission.policy.resource_names
     if not names or not admission.policy.schedulers.serves(pod):
@@ -58,7 +57,7 @@ def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
 
 
 def complete_annotated(admission: PodAdmission) -> Denial | Changes | None:
-    """Give a container our resource, where annotations request its GPUs without any resource."""
+    """Annotations may request the GPUs of a container without any resource."""
     pod = admission.pod
     if not admission.policy.schedulers.has(pod):
         return None
@@ -82,7 +81,6 @@ def complete_annotated(admission: PodAdmission) -> Denial | Changes | None:
 
 
 def adopt_isolation(admission: PodAdmission) -> Denial | Changes | None:
-    """Give a pod that demands no enforcer the demand of its namespace."""
     pod = admission.pod
     demand = admission.policy.isolation
     if not demand or ISOLATION in pod.annotations:
@@ -142,7 +140,6 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
 
 
 def _unseen_numbers(request: PodRequest, pod: PodView) -> Iterator[Hint]:
-    """Yield a warning for each container whose program would look for GPUs that it does not see."""
     gpus = {part.container: part.gpus for part in request.containers}
     for container in pod.containers:
         numbers = container.variables.get(CHOSEN, "").split(",")
@@ -157,13 +154,13 @@ def _unseen_numbers(request: PodRequest, pod: PodView) -> Iterator[Hint]:
 
 
 def warn_of_words(admission: PodAdmission) -> Changes:
-    """Warn of vendors' words in a pod without a lease, where they have no effect."""
+    """In a pod without a lease, vendors' words have no effect."""
     misplaced = islice(find_misplaced(admission.pod), MOST_WARNINGS)
     return Changes(warnings=tuple(_word_warnings(admission.pod, misplaced, dialect="")))
 
 
 def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
-    """Return the changes that the vendors' own webhooks would make to a container's amounts.
+    """Change amounts as the vendors' own webhooks do.
 
     Raises RequestError where its author has set to 0 what is missing beside the other amounts.
     """
@@ -183,7 +180,6 @@ def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
 def _parse_request(
     pod: PodView, changes: AmountChanges, policy: AdmissionPolicy
 ) -> PodRequest | Denial:
-    """Parse the request, or return its denial, in the vendor's words where these are chosen."""
     vendors = policy.vendor_messages
     denial = pod_requests.vendor_denial(pod, vendors, refused=False)
     if denial is not None:
@@ -201,7 +197,7 @@ def _parse_request(
 
 
 def _check_annotations(pod: PodView) -> Denial | None:
-    """Deny a pod of which no status could be written once a Binding has added annotations."""
+    """Otherwise no status could be written once a Binding has added annotations."""
     size = sum(len(key.encode()) + len(text.encode()) for key, text in pod.annotations.items())
     if size <= MOST_ANNOTATIONS:
         return None
@@ -213,7 +209,7 @@ def _check_annotations(pod: PodView) -> Denial | None:
 
 
 def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> Denial | None:
-    """Deny a pod with a container that would get all of a device, and was to get a part."""
+    """Deny a container that would get all of a device, and was to get a part."""
     wide = next((part for part in request.containers if part.wants_all_memory), None)
     amount = next((word for word in misplaced if word.is_resource), None)
     if wide is None or amount is None:

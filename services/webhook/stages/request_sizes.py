@@ -14,15 +14,14 @@ from shared.placing.advice import changes_between
 from shared.pods.pod_view import PodContainer
 
 GIB = 1024
-"""In MiB."""
+"""MiB."""
 ASSUMED_LARGEST = DeviceMaximum(memory_mib=256 * GIB, memory_units=256 * GIB)
-"""More than any GPU has, where the cluster's largest is not known."""
+"""More than any GPU has."""
 
 
 def too_large(
     pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum | None
 ) -> Denial | None:
-    """Deny a container that requests more of one device than the largest has."""
     if largest is None:
         return None
     amounts = {container.name: container.amounts for container in containers}
@@ -52,7 +51,6 @@ def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple
 
 
 def _in_blocks(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> Hint | None:
-    """Return the blocks for as many MiB as the number that is written, if a device has so much."""
     step = DIALECTS[pod.dialect].memory_step
     if step == MIB or request.memory_bytes is None:
         return None
@@ -74,10 +72,7 @@ def _listed(changes: Iterable[Change]) -> str:
 
 
 def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
-    """Return how much a container requests, and what the largest GPU has; empty if it has enough.
-
-    MiB and units are compared apart, as the largest of each may be of different devices.
-    """
+    """Compare MiB and units apart, as the largest of each may be of different devices."""
     if request.whole or request.memory_percent is not None:
         return ""
     if request.memory_bytes is not None:
@@ -105,7 +100,6 @@ def _written(amounts: Mapping[str, int]) -> str:
 
 
 def too_small(pod: PodRequest, least_mib: int, largest: DeviceMaximum | None) -> Iterator[Hint]:
-    """Yield a warning for each container with less memory, and what was probably meant."""
     if largest is None or not largest.memory_units:
         largest = ASSUMED_LARGEST
     unit_mib = largest.memory_mib // largest.memory_units
@@ -140,7 +134,6 @@ def _requested_mib(request: GpuRequest, unit_mib: int) -> int | None:
 
 
 def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int) -> Hint | None:
-    """Return the amount for as many GiB as the number that is written, if a device has so much."""
     if request.memory_units is not None:
         gib = request.memory_units
         changes = _changes(pod, request, memory_units=gib * GIB // unit_mib)

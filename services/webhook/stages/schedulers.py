@@ -25,7 +25,7 @@ ALL_PODS = "all-pods"
 
 
 def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
-    """Warn of GPUs in a pod that a scheduler of others places: our agents refuse them."""
+    """Our agents refuse a pod with GPUs that a scheduler of others places."""
     pod = admission.pod
     if not any(container.requests_gpu for container in pod.containers):
         return None
@@ -43,14 +43,11 @@ def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
 
 ONE_BY_ONE = "kube-scheduler binds pods one by one, and the pod belongs to a gang, which starts"
 IN_A_GANG = {"volumes": "name a PersistentVolumeClaim of a PersistentVolume with this disk"}
-"""What to write in a gang's pods instead of a field, by the reason of its hand-over."""
+"""What to write in a gang's pods, by the reason of their hand-over."""
 
 
 def deny_unsupported_fields(admission: PodAdmission) -> Denial | None:
-    """Deny a pod of ours with fields that only kube-scheduler supports, where it cannot place it.
-
-    That is without the extender, and always for a pod of a gang.
-    """
+    """Without the extender, and in a gang, kube-scheduler cannot place a pod of ours."""
     return denial_of(_unsupported(admission.pod, admission.policy.schedulers))
 
 
@@ -78,7 +75,7 @@ def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[Hint]:
 
 
 def _is_of_gang(pod: PodView) -> bool:
-    """Return whether a pod names a gang; later stages deny a malformed name."""
+    """A later stage denies a malformed name."""
     try:
         group = _group_of(pod)
     except RequestError:
@@ -87,7 +84,6 @@ def _is_of_gang(pod: PodView) -> bool:
 
 
 def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
-    """Deny a pod without GPUs, for a scheduler of ours, of a gang that the watcher would refuse."""
     try:
         check_gang(admission.pod)
     except RequestError as error:
@@ -105,7 +101,6 @@ def _group_of(pod: PodView) -> PodGroupReference | None:
 
 
 def choose_scheduler(admission: PodAdmission) -> Changes | None:
-    """Set the scheduler of a pod that has chosen none, or that only kube-scheduler can place."""
     patches = tuple(_scheduler_patches(admission.pod, admission.policy.schedulers))
     return Changes(patches=patches) if patches else None
 
@@ -122,7 +117,6 @@ def _scheduler_patches(pod: PodView, schedulers: SchedulerChoice) -> Iterator[Pa
 
 
 def choose_placer(admission: PodAdmission) -> Changes | None:
-    """Have a placer place a pod without GPUs, unless only kube-scheduler can."""
     pod = admission.pod
     schedulers = admission.policy.schedulers
     if pod.handed_over or pod.spec.node_name or schedulers.has(pod) or not schedulers.serves(pod):

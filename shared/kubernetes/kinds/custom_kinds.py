@@ -31,6 +31,15 @@ class Rule:
     cel: str
     holds: Callable[[Any], bool]
     message: str
+    field: str = ""
+    """The attribute that the rule is about, if it has a value; empty for the whole Struct."""
+
+
+class BrokenRuleError(ValueError):
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+        """As the object has it."""
 
 
 class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -38,9 +47,11 @@ class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     def __post_init__(self) -> None:
         """Decoders report a ValueError with the path."""
+        encoded = dict(zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True))
         for rule in self.rules:
-            if not rule.holds(self):
-                raise ValueError(rule.message)
+            value = getattr(self, rule.field) if rule.field else self
+            if value is not None and not rule.holds(value):
+                raise BrokenRuleError(rule.message, encoded.get(rule.field, ""))
 
 
 class NamespaceObject(RuledStruct, frozen=True):
@@ -177,7 +188,10 @@ def convert_spec(spec: object, kind: type[T], place: str) -> T:
         raise RequestError(f"{place}: the spec has text that is not Unicode") from error
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
-        path, valid = path.removesuffix("`"), _valid(kind, path.removesuffix("`"), text)
+        path = path.removesuffix("`")
+        if isinstance(error.__cause__, BrokenRuleError) and error.__cause__.field:
+            path += f".{error.__cause__.field}"
+        valid = _valid(kind, path, text)
         fault = text if len(text) <= LONGEST_FAULT else f"{text[:LONGEST_FAULT]}…"
         raise RequestError(f"{place}: spec{path}: {fault}{valid}") from error
 

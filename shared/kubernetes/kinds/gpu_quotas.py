@@ -18,42 +18,36 @@ from shared.model.quantity import LONGEST, parse_duration_s, parse_quantity
 
 KIND = "GPUQuota"
 OBJECTS = f"/apis/{API_VERSION}/gpuquotas"
-QUANTITY = "^[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+MOST_BYTES = 10**18
+"""1E: the API server cuts off quantities of more than eight times as much."""
 LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 LABEL_KEY = (
     "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
+RUN_TIME = "^([1-9][0-9]{0,4}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,4}s)?$"
 Count = Annotated[int, Meta(ge=0, le=MOST // 10, extra_json_schema={"format": "int64"})]
 Memory = Annotated[
     int | str,
     Meta(
-        extra_json_schema={
-            "x-kubernetes-int-or-string": True,
-            "pattern": QUANTITY,
-            "maxLength": LONGEST,
-        }
+        extra_json_schema={"x-kubernetes-int-or-string": True, "maxLength": LONGEST},
     ),
 ]
-Duration = Annotated[
-    str,
-    Meta(
-        pattern="^([1-9][0-9]{0,4}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,4}s)?$",
-        min_length=2,
-        max_length=18,
-    ),
-]
-LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=KEY)]
-PoolName = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=SHORT)]
-_MEMORY = "quantity(string(self.maxMemory))"
+Duration = Annotated[str, Meta(min_length=2, max_length=18)]
+LabelKey = Annotated[str, Meta(max_length=KEY)]
+PoolName = Annotated[str, Meta(max_length=SHORT)]
+_MEMORY = "quantity(string(self))"
 
 
 class LimitsSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"!has(self.maxMemory) || {_MEMORY}.compareTo(quantity('0')) == 0 || "
-            f"{_MEMORY}.compareTo(quantity('1Mi')) >= 0",
-            lambda limits: limits.max_memory is None or _mib(limits.max_memory) is not None,
-            "maxMemory is a number of bytes and must be 0 or at least 1 MiB; write 80Gi, not 80",
+            f"isQuantity(string(self)) && ({_MEMORY}.compareTo(quantity('0')) == 0 || "
+            f"{_MEMORY}.compareTo(quantity('1Mi')) >= 0 && "
+            f"{_MEMORY}.compareTo(quantity('1E')) < 0)",
+            lambda memory: _is_memory(str(memory)),
+            "must be a quantity of bytes such as 160Gi or 160G, not 160GB or 160: 0, or from 1Mi "
+            "to below 1E",
+            field="max_memory",
         ),
     )
 
@@ -67,11 +61,36 @@ class ModelSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_MODEL)]
 
 
+def _matching(pattern: str, field: str, message: str) -> Rule:
+    return Rule(
+        f"self.matches('{pattern}')",
+        lambda text: re.fullmatch(pattern, text) is not None,
+        message,
+        field=field,
+    )
+
+
 class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rules = (
         *LimitsSpec.rules,
+        *(
+            _matching(LABEL_KEY, name, "must be the key of a label such as nvidia.com/gpu.product")
+            for name in ("model_label", "pool_label")
+        ),
+        Rule(
+            f"self.all(pool, pool.matches('{LABEL_VALUE}'))",
+            lambda pools: all(re.fullmatch(LABEL_VALUE, pool) for pool in pools),
+            "must be values of a label such as training or a100.large",
+            field="pools",
+        ),
+        *(
+            _matching(RUN_TIME, name, "must be hours, minutes and seconds such as 8h, 90m or 2h30m")
+            for name in ("default_run_time", "max_run_time")
+        ),
         Rule(
             "!has(self.maxRunTime) || !has(self.defaultRunTime) || "
+            f"!self.maxRunTime.matches('{RUN_TIME}') || "
+            f"!self.defaultRunTime.matches('{RUN_TIME}') || "
             "duration(self.defaultRunTime) <= duration(self.maxRunTime)",
             lambda spec: (
                 not (spec.max_run_time and spec.default_run_time)
@@ -126,7 +145,7 @@ def _limits(spec: LimitsSpec) -> QuotaLimits:
     return QuotaLimits(
         cores_milli=None if percent is None else 10 * percent,
         milli_gpu=spec.max_milli_gpu,
-        memory_mib=None if spec.max_memory is None else _mib(spec.max_memory),
+        memory_mib=None if spec.max_memory is None else _mib(str(spec.max_memory)),
         cards=spec.max_cards,
     )
 
@@ -135,10 +154,13 @@ def _run_s(text: str | None) -> int | None:
     return None if text is None else parse_duration_s(text)
 
 
-def _mib(memory: int | str) -> int | None:
-    """Return None if it is positive and below 1 MiB."""
-    text = str(memory)
-    if len(text) > LONGEST or not re.search(QUANTITY, text):
-        raise ValueError(f"maxMemory: {text!r} is not a Kubernetes quantity such as 80Gi")
-    amount = parse_quantity(text)
-    return min(int(amount) // MIB, MOST) if amount >= MIB or not amount else None
+def _is_memory(text: str) -> bool:
+    try:
+        amount = parse_quantity(text)
+    except RequestError:
+        return False
+    return text == text.strip() and (amount == 0 or MIB <= amount < MOST_BYTES)
+
+
+def _mib(text: str) -> int:
+    return min(int(parse_quantity(text)) // MIB, MOST)

@@ -1,5 +1,6 @@
 """One pod with its lease, or why it waits, and its trace, as the API returns it; pure."""
 
+from shared.model.change import Change
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import NodeVerdict
 from shared.model.views.gpus import DeviceView
@@ -70,6 +71,8 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     quota: Namespace = Namespace("")
     no_end: str = ""
     """Which leases would have to end, or when it could start."""
+    changes: tuple[Change, ...] = ()
+    """Those that its hint has in words, if they were requested and are known."""
     queue: QueuePlace
 
 

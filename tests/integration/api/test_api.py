@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.api.http import http_server
@@ -26,7 +28,11 @@ from shared.model.events.pod_events import (
 from shared.model.names import Namespace
 from shared.model.requests.placement import Refusal
 from shared.nats.bus import Bus
+from shared.placing.explained import place_explained
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.runtime.run import sending_heartbeats
+from tests.support import build
 from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
@@ -204,6 +210,40 @@ async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves(
     await shown.ledger.waiting_pods.remove([event.pod])
     await shown.publish(event)
     await until(shown.state, lambda state: not state["waiting"]["total"])
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_the_changes_of_a_hint_are_returned_if_a_trial_leads_to_it(
+    shown: RunningApi, *, alike: bool
+) -> None:
+    for pod, index in (("p1", 0), ("p2", 1)):
+        await reserve_lease(shown, pod, index)
+    wanted = build.request(build.gpu(memory=14_000), resources={})
+    event = build.pod_queued("w1", wanted)
+    mirror = ClusterMirror()
+    async for page in shown.ledger.totals.pages():
+        for totals in page:
+            mirror.put_node(totals.node)
+    refusal = place_explained(event.request, NodeIndex(mirror), lambda: 0.0)
+    assert isinstance(refusal, Refusal)
+    stored = refusal if alike else structs.replace(refusal, hint="ask an administrator")
+    waits = replace(verdict(event, await shown.ledger.capacity()), refusal=stored)
+    await shown.ledger.waiting_pods.enqueue([waits])
+    await shown.publish(event)
+    await until(shown.state, lambda state: state["waiting"]["total"])
+
+    _, plain = await shown.get("/api/v1/leases/w1")
+    _, tried = await shown.get("/api/v1/leases/w1?changes=true")
+
+    changed = {
+        "place": "resource",
+        "name": "volcano.sh/vgpu-memory",
+        "value": "12000",
+        "container": "main",
+    }
+    assert "in container main set volcano.sh/vgpu-memory: 12000" in refusal.hint
+    assert plain["waiting"]["changes"] == []
+    assert tried["waiting"]["changes"] == ([changed] if alike else [])
 
 
 async def test_recent_events_are_copies_and_take_no_work_from_consumers(shown: RunningApi) -> None:

@@ -129,7 +129,7 @@ async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
         condition = status["conditions"][0]
         assert (condition["type"], condition["status"]) == ("Applied", "False")
         assert condition["observedGeneration"] == status["observedGeneration"] == 1
-        assert "policy: timeZone must be the IANA name of a time zone" in condition["message"]
+        assert "policy.timeZone: must be the IANA name of a time zone" in condition["message"]
         assert condition["message"].endswith("new pods of the namespace wait until it is valid")
         assert found == [("BudgetInvalid", "GPUBudget")]
         labels = {"namespace": str(TEAM)}

@@ -122,7 +122,7 @@ async def test_an_invalid_version_has_the_reason_and_what_is_in_force_instead(
 
     assert reason_of(changed) == reason_of(new) == ("False", "InvalidSpec")
     assert changed["specInForce"] == before["specInForce"]
-    text = "must be 0 or at least 1 MiB; write 80Gi, not 80; "
+    text = "from 1Mi to below 1E; "
     messages = [each["conditions"][0]["message"].partition(text)[2] for each in (changed, new)]
     assert messages == [
         "the last valid version stays in force",

@@ -58,7 +58,24 @@ def our_fault(kind: str, spec: object, name: str = "team-a") -> str:
     return ""
 
 
-MEMORY = "maxMemory is a number of bytes and must be 0 or at least 1 MiB"
+MEMORY = "must be a quantity of bytes such as 160Gi or 160G, not 160GB or 160"
+ZONE = "must be the IANA name of a time zone such as UTC, Europe/Berlin or Asia/Shanghai"
+LABEL = "must be the key of a label such as nvidia.com/gpu.product"
+RUN_TIME = "must be hours, minutes and seconds such as 8h, 90m or 2h30m"
+IN_WORDS: tuple[tuple[str, Spec, str, str], ...] = (
+    (QUOTA, {"maxMemory": "160GB"}, "maxMemory", MEMORY),
+    (QUOTA, {"models": [{"name": "T4", "maxMemory": "160GB"}]}, "models[0].maxMemory", MEMORY),
+    (QUOTA, {"modelLabel": "GPU model"}, "modelLabel", LABEL),
+    (QUOTA, {"poolLabel": ""}, "poolLabel", LABEL),
+    (QUOTA, {"pools": ["a pool"]}, "pools", "must be values of a label such as training"),
+    (QUOTA, {"defaultRunTime": "8 h", "maxRunTime": "24h"}, "defaultRunTime", RUN_TIME),
+    (QUOTA, {"maxRunTime": "1d"}, "maxRunTime", RUN_TIME),
+    (BUDGET, {"policy": {"timeZone": "UTC+8"}}, "policy.timeZone", ZONE),
+    (BUDGET, {"limitMoney": {"amount": "1,5", "currency": "EUR"}}, "limitMoney.amount",
+     "must be money such as 1000 or 1000.50"),
+    (BUDGET, {"limitMoney": {"amount": 1, "currency": "euro"}}, "limitMoney.currency",
+     "must be three capital letters such as EUR"),
+)  # fmt: skip
 SMALL = ({"maxMemory": each} for each in (80, "80", "1000k", "500m", 1048575, "0.5Mi"))
 MONEY: dict[str, Any] = {"limitMoney": {"amount": 1, "currency": "EUR"}}
 INVALID: tuple[tuple[str, Spec, str], ...] = (
@@ -111,6 +128,18 @@ def test_an_invalid_object_is_refused_by_the_api_server_and_in_a_file(
 ) -> None:
     assert fault in api_server_faults(kind, spec)
     assert fault in our_fault(kind, spec)
+
+
+@pytest.mark.parametrize(("kind", "spec", "field", "words"), IN_WORDS, ids=lambda it: str(it)[:40])
+def test_a_field_with_a_form_is_refused_in_words_with_an_example(
+    kind: str, spec: Spec, field: str, words: str
+) -> None:
+    by_the_api_server = api_server_faults(kind, spec)
+
+    assert by_the_api_server.startswith(f"spec.{field}: Invalid value: ")
+    assert words in by_the_api_server
+    assert "[" not in by_the_api_server.replace(f"spec.{field}", "", 1).replace('["a pool"]', "")
+    assert f"spec.{field}: {words}" in our_fault(kind, spec)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a" * 64, "Team"])
