@@ -163,4 +163,4 @@ def _is_memory(text: str) -> bool:
 
 
 def _mib(text: str) -> int:
-    return min(int(parse_quantity(text)) // MIB, MOST)
+    return int(parse_quantity(text)) // MIB
