@@ -387,6 +387,6 @@ async def test_an_invalid_quota_lets_nothing_new_in_and_the_last_valid_one_stays
     nothing = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
     assert new == (Quota(namespace=TEAM, limits=nothing),)
     assert shown == 1
-    assert "GPUQuota team-a: spec: maxMemory: 'abc' is not a Kubernetes quantity" in caplog.text
+    assert "GPUQuota team-a: spec.maxMemory: must be a quantity of bytes" in caplog.text
     assert valid[0].limits == QuotaLimits(memory_mib=1024, cards=2)
     assert next(quota for quota in later if quota.namespace == TEAM) == valid[0]
