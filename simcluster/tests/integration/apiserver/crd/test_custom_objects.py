@@ -47,7 +47,8 @@ async def test_an_object_is_completed_and_pruned(client: Client) -> None:
          'must be of type integer: "string"'),
         ({"minMember": 0}, "spec.minMember: Invalid value: 0: spec.minMember in body should be "
          "greater than or equal to 1"),
-        ({"minMember": 1 << 40}, "must be of type int32"),
+        ({"minMember": 1 << 40}, '<nil>: Invalid value: "": Checked value must be of type integer '
+         "with format int32 in spec.minMember"),
         ({"mode": "Firm"}, 'spec.mode: Unsupported value: "Firm": supported values: "Soft", '
          '"Hard"'),
         ({"queue": "Q1"}, 'spec.queue: Invalid value: "Q1": spec.queue in body should match '
