@@ -50,7 +50,7 @@ async def test_kubectl_prints_the_warning_for_a_placed_pod_only() -> None:
         "Warning: Validation failed for ValidatingAdmissionPolicy 'leasehold-late-annotations' "
         "with binding 'leasehold-late-annotations': the change of leasehold.dev/max-run-time has "
     )
-    assert "set spec.activeDeadlineSeconds to less" in shown
+    assert "set spec.activeDeadlineSeconds to fewer seconds" in shown
     assert others == ["", ""]
     assert f"change of {ISOLATION}, {EXPECTED_RUN_TIME} has no effect" in two
     assert "activeDeadlineSeconds" not in two

@@ -51,7 +51,7 @@ def _evaluate(
     text = _REASONS.get(reason, "Invalid value")
     if reason == "FieldValueInvalid" and schema.get("type") not in {"object", "array"}:
         text = f"{text}: {json_text(value)}"
-    yield Cause(reason, f"{text}: {detail}", where)
+    yield Cause(reason, f"{text}: {detail}", where or "<nil>")
 
 
 def _detail(rule: Json, variables: Json) -> str:
@@ -115,13 +115,15 @@ class CustomObjectStrategy(KindStrategy):
         return self._causes(new, old)
 
     def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
-        """Validate the status, which is all that a subresource changes."""
+        """Validate the status by the schema, and the object by the rules."""
         status = (self.kind.schema.get("properties") or {}).get("status")
         if "status" not in new or not isinstance(status, dict):
             return []
         prune({"properties": {"status": status}}, {"status": new["status"]})
         fill_defaults(status, new["status"])
-        return list(schema_violations(status, new["status"], "status", old.get("status", ABSENT)))
+        before = old.get("status", ABSENT)
+        causes = list(schema_violations(status, new["status"], "status", before))
+        return self._with_rules(causes, new, old)
 
     def changes_generation(self, new: Json, old: Json) -> bool:
         """All fields count but metadata, and the status if it is a subresource."""
@@ -137,8 +139,11 @@ class CustomObjectStrategy(KindStrategy):
                if key not in _TYPE_AND_METADATA}  # fmt: skip
         causes = metadata_causes(obj)
         causes += schema_violations({**schema, "properties": own}, obj, "", old)
+        return self._with_rules(causes, obj, old)
+
+    def _with_rules(self, causes: list[Cause], obj: Json, old: Json) -> list[Cause]:
         if not self.kind.rules:
             return causes
         if any(cause.reason in _BLOCKING for cause in causes):
             return [*causes, _UNEVALUATED]
-        return [*causes, *rule_violations(schema, obj, "", old)]
+        return [*causes, *rule_violations(self.kind.schema, obj, "", old)]
