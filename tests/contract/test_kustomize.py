@@ -106,6 +106,11 @@ def test_what_an_admission_policy_cannot_evaluate_is_denied() -> None:
         if it["kind"] == f"{kind}Binding"
     }
 
+    warning = policies.pop("leasehold-late-annotations")
+    assert (warning["failurePolicy"], bindings.pop("leasehold-late-annotations")) == (
+        "Ignore",
+        ["Warn"],
+    )
     assert len(policies) > 5
     assert {spec.get("failurePolicy", "Fail") for spec in policies.values()} == {"Fail"}
     assert bindings == {name: ["Deny"] for name in policies}

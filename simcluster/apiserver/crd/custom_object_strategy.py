@@ -51,7 +51,7 @@ def _evaluate(
     text = _REASONS.get(reason, "Invalid value")
     if reason == "FieldValueInvalid" and schema.get("type") not in {"object", "array"}:
         text = f"{text}: {json_text(value)}"
-    yield Cause(reason, f"{text}: {detail}", where)
+    yield Cause(reason, f"{text}: {detail}", where or "<nil>")
 
 
 def _detail(rule: Json, variables: Json) -> str:
@@ -66,6 +66,22 @@ def _detail(rule: Json, variables: Json) -> str:
 
 
 _TYPE_AND_METADATA = frozenset({"apiVersion", "kind", "metadata"})
+_BLOCKING = frozenset(
+    {
+        "FieldValueNotSupported",
+        "FieldValueRequired",
+        "FieldValueTooLong",
+        "FieldValueTooMany",
+        "FieldValueTypeInvalid",
+    }
+)
+"""After other causes, such as a number above its maximum, the rules are evaluated as well."""
+_UNEVALUATED = Cause(
+    "FieldValueInvalid",
+    "Invalid value: null: some validation rules were not checked because the object was invalid; "
+    "correct the existing errors to complete validation",
+    "<nil>",
+)
 
 
 class CustomObjectStrategy(KindStrategy):
@@ -92,20 +108,22 @@ class CustomObjectStrategy(KindStrategy):
 
     def validate(self, obj: Json) -> list[Cause]:
         """Validate metadata, and the object by its schema."""
-        return [*metadata_causes(obj), *self._violations(obj, ABSENT)]
+        return self._causes(obj, ABSENT)
 
     def validate_update(self, new: Json, old: Json) -> list[Cause]:
         """Validate what has changed: invalid values that stay the same are allowed."""
-        return [*metadata_causes(new), *self._violations(new, old)]
+        return self._causes(new, old)
 
     def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
-        """Validate the status, which is all that a subresource changes."""
+        """Validate the status by the schema, and the object by the rules."""
         status = (self.kind.schema.get("properties") or {}).get("status")
         if "status" not in new or not isinstance(status, dict):
             return []
         prune({"properties": {"status": status}}, {"status": new["status"]})
         fill_defaults(status, new["status"])
-        return list(schema_violations(status, new["status"], "status", old.get("status", ABSENT)))
+        before = old.get("status", ABSENT)
+        causes = list(schema_violations(status, new["status"], "status", before))
+        return self._with_rules(causes, new, old)
 
     def changes_generation(self, new: Json, old: Json) -> bool:
         """All fields count but metadata, and the status if it is a subresource."""
@@ -114,12 +132,18 @@ class CustomObjectStrategy(KindStrategy):
             k: v for k, v in old.items() if k not in excluded
         }
 
-    def _violations(self, obj: Json, old: Json) -> list[Cause]:
-        """Validate by the schema; apiVersion, kind and metadata are validated elsewhere."""
+    def _causes(self, obj: Json, old: Json) -> list[Cause]:
+        """Validate metadata, then by the schema all but apiVersion, kind and metadata."""
         schema = self.kind.schema
         own = {key: value for key, value in (schema.get("properties") or {}).items()
                if key not in _TYPE_AND_METADATA}  # fmt: skip
-        causes = list(schema_violations({**schema, "properties": own}, obj, "", old))
-        if self.kind.rules and not causes:
-            causes = list(rule_violations(schema, obj, "", old))
-        return causes
+        causes = metadata_causes(obj)
+        causes += schema_violations({**schema, "properties": own}, obj, "", old)
+        return self._with_rules(causes, obj, old)
+
+    def _with_rules(self, causes: list[Cause], obj: Json, old: Json) -> list[Cause]:
+        if not self.kind.rules:
+            return causes
+        if any(cause.reason in _BLOCKING for cause in causes):
+            return [*causes, _UNEVALUATED]
+        return [*causes, *rule_violations(self.kind.schema, obj, "", old)]

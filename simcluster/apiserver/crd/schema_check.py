@@ -169,8 +169,22 @@ def _pattern(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
 
 
 def _format(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
-    if not has_format(schema["format"], value):
-        yield _invalid(path, value, f"must be of type {schema['format']}: {json_text(value)}")
+    wanted = schema["format"]
+    if has_format(wanted, value):
+        return
+    if isinstance(value, str):
+        shown = json_text(value)
+        text = f"Invalid value: {shown}: {_location(path)} must be of type {wanted}: {shown}"
+        yield Cause("FieldValueTypeInvalid", text, path)
+    else:
+        kind = schema.get("type", "")
+        text = f"Checked value must be of type {kind} with format {wanted} in {path}"
+        yield _invalid_as_a_whole(text)
+
+
+def _invalid_as_a_whole(text: str) -> Cause:
+    """Return a cause as Kubernetes shows it where its validator has an error without a field."""
+    return Cause("FieldValueInvalid", f'Invalid value: "": {text}', "<nil>")
 
 
 def _min_length(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
@@ -249,7 +263,7 @@ _KEYWORDS: Mapping[str, _Check] = {
 
 def _combined(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     def fails(text: str) -> Cause:
-        return Cause("FieldValueInvalid", f'Invalid value: "": "{path}" {text}', path)
+        return _invalid_as_a_whole(f'"{path}" {text}')
 
     for below in schema.get("allOf") or ():
         yield from schema_violations(below, value, path)

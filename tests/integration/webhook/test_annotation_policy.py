@@ -9,7 +9,8 @@ import pytest
 from services.webhook.registration import admission_policies
 from shared.dialects.reserved import EXEMPT
 from shared.model.events.event import ADMISSION
-from shared.model.names import BUDGET_GATE
+from shared.model.names import BUDGET_GATE, EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME
+from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -21,6 +22,7 @@ BINDER = "system:serviceaccount:leasehold-system:binder"
 EXEMPT_LABEL = "leasehold.dev/sees-devices"
 IDS = "volcano.sh/vgpu-ids-new"
 CDI = {"cdi.k8s.io/gpus": "nvidia.com/gpu=all"}
+kubectl = kubectl_on(api_server)
 
 
 async def install(client: aiohttp.ClientSession, user: str = BINDER) -> None:
@@ -309,3 +311,50 @@ async def test_the_annotations_by_which_a_pod_got_its_gpu_do_not_change() -> Non
     assert all("create a new pod" in text for _, text in ours)
     assert unchanged == [200, 200]
     assert theirs == 200
+
+
+async def test_who_changes_an_annotation_of_a_placed_pod_that_counts_no_more_is_warned() -> None:
+    placed = pod("placed", **{MAX_RUN_TIME: "2h"})
+    placed["spec"]["nodeName"] = "node-0"
+
+    async def warning(name: str, notes: dict[str, str | None]) -> str:
+        given = {"Content-Type": "application/merge-patch+json"}
+        body = {"metadata": {"annotations": notes}}
+        async with client.patch(f"{PODS}/{name}", json=body, headers=given) as response:
+            assert response.status == 200, await response.text()
+            return response.headers.get("Warning", "")
+
+    async with api_server() as api, api.client() as client:
+        await install(client)
+        await created(client, placed)
+        await created(client, pod("waiting"))
+
+        others = [
+            await warning("waiting", {ISOLATION: "strict"}),
+            await warning("placed", {MAX_RUN_TIME: "2h", "mine": "x"}),
+        ]
+        changed = await warning("placed", {MAX_RUN_TIME: "3h"})
+        removed = await warning("placed", {MAX_RUN_TIME: None})
+        two = await warning("placed", {EXPECTED_RUN_TIME: "1h", ISOLATION: "strict"})
+
+    assert others == ["", ""]
+    assert f"the change of {MAX_RUN_TIME} has no effect" in changed
+    assert "spec.activeDeadlineSeconds" in changed
+    assert removed == changed
+    assert f"the change of {ISOLATION}, {EXPECTED_RUN_TIME} has no effect" in two
+    assert "spec.activeDeadlineSeconds" not in two
+
+
+@pytest.mark.kubectl
+async def test_kubectl_prints_that_an_annotation_comes_too_late(kubectl: Kubectl) -> None:
+    placed = pod("placed")
+    placed["spec"]["nodeName"] = "node-0"
+    async with kubectl.api.client() as client:
+        await install(client)
+        await created(client, placed)
+
+    shown = await kubectl.run(f"annotate pod placed {ISOLATION}=strict")
+
+    assert f": the change of {ISOLATION} has no effect: it counts when a pod is created" in shown
+    assert shown.startswith("Warning: Validation failed for ValidatingAdmissionPolicy ")
+    assert "pod/placed annotated" in shown

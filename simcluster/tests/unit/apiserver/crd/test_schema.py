@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from simcluster.apimachinery.objects import Json, deep_copy
 from simcluster.apiserver.crd import json_path
+from simcluster.apiserver.crd.custom_kinds import custom_kinds
+from simcluster.apiserver.crd.custom_object_strategy import CustomObjectStrategy
 from simcluster.apiserver.crd.schema_check import has_format, schema_violations
 from simcluster.apiserver.crd.schema_merge import apply_by_schema
 from simcluster.apiserver.crd.schema_shape import fill_defaults, prune
 from simcluster.apiserver.kinds.quantities import Quantity, quantity
+from tests.support.simcluster.definitions import definition
 
 DEVICE = {
     "status": {
@@ -98,6 +101,70 @@ def test_every_keyword_is_enforced(schema: Json, value: Any, expected_text: str)
 def test_string_formats_are_validated(name: str, good: Any, bad: Any) -> None:
     assert has_format(name, good)
     assert bad is None or not has_format(name, bad)
+
+
+TEXT = {"type": "string"}
+RULED = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": TEXT | {"maxLength": 3, "pattern": "^x"},
+        "low": {"type": "integer", "maximum": 10},
+        "size": {"type": "integer", "format": "int32"},
+        "high": {"type": "integer"},
+        "mode": TEXT | {"enum": ["x", "y"]},
+        "day": TEXT | {"format": "date"},
+        "items": {
+            "type": "array",
+            "items": TEXT,
+            "minItems": 2,
+            "maxItems": 2,
+            "x-kubernetes-list-type": "set",
+        },
+        "odd": {"type": "integer", "oneOf": [{"minimum": 5}, {"minimum": 6}]},
+    },
+    "x-kubernetes-validations": [{"rule": "self.low <= self.high", "message": "low above high"}],
+}
+BROKEN = "spec: Invalid value: low above high"
+UNCHECKED = (
+    "<nil>: Invalid value: null: some validation rules were not checked because the object was "
+    "invalid; correct the existing errors to complete validation"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "last"),
+    [
+        ({}, BROKEN),
+        ({"low": 20}, BROKEN),
+        ({"size": 1 << 40}, BROKEN),
+        ({"name": "y"}, BROKEN),
+        ({"items": ["a"]}, BROKEN),
+        ({"items": ["a", "a"]}, BROKEN),
+        ({"odd": 7}, BROKEN),
+        ({"name": 5}, UNCHECKED),
+        ({"name": "xxxx"}, UNCHECKED),
+        ({"mode": "z"}, UNCHECKED),
+        ({"day": "none"}, UNCHECKED),
+        ({"items": ["a", "b", "c"]}, UNCHECKED),
+        ({"name": ...}, UNCHECKED),
+    ],
+)
+def test_rules_are_evaluated_after_the_errors_after_which_kubernetes_does_so(
+    spec: Json, last: str
+) -> None:
+    """As kube-apiserver 1.36 responded."""
+    names = {"singular": "box", "listKind": "BoxList"}
+    boxes = definition("Box", "boxes", "example.com", {"spec": RULED}, names=names)
+    stored, _ = custom_kinds(boxes)
+    values = {"name": "x", "low": 2, "high": 1} | spec
+    given_values = {key: value for key, value in values.items() if value is not ...}
+    box = {"metadata": {"name": "b", "namespace": "default"}, "spec": given_values}
+
+    *of_schema, at_last = CustomObjectStrategy(stored).validate(box)
+
+    assert len(of_schema) == len(spec)
+    assert f"{at_last.field}: {at_last.message}" == last
 
 
 def test_defaults_reach_into_lists_and_maps_and_replace_nulls() -> None:
