@@ -33,7 +33,6 @@ from shared.kubernetes.kubeconfig import (
 )
 from shared.kubernetes.list_items import ListItems
 from shared.kubernetes.paths import pod_path
-from shared.kubernetes.types import ObjectList
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
 TOKEN_AGE_S = 60.0
@@ -364,9 +363,7 @@ class KubernetesClient:
                             await asyncio.sleep(0)
                 finally:
                     response.close()
-        kept.extend(keep(_decode(item, kind)) for item in items.end())
-        if items.rest:
-            _decode(items.rest, ObjectList[msgspec.Raw])
+        kept.extend(map(keep, _decode(items.rest, Page).read(kind)))
         return tuple(kept)
 
     async def pages(

@@ -26,6 +26,15 @@ MAX_RETRY_S = 60.0
 """The longest such pause: the kubelet itself retries after 60 to 90 s."""
 
 
+def next_pause_s(pause_s: float) -> float:
+    """Return for how long a pod is not annotated again after this pause.
+
+    >>> next_pause_s(2.0), next_pause_s(32.0), next_pause_s(60.0)
+    (4.0, 60.0, 60.0)
+    """
+    return min(2 * pause_s, MAX_RETRY_S)
+
+
 class ClaimDriver:
     def __init__(
         self, node: Node, grants: Grants, time_slices: TimeSlices, settings: AgentSettings
@@ -78,7 +87,7 @@ class ClaimDriver:
             at, pause_s = self._retries.get(pod.uid, (now, RETRY_S))
             if pod.uid in self._retries and now >= at:
                 await self._retry(pod)
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+                pause_s = next_pause_s(pause_s)
                 at = now + pause_s
             retries[pod.uid] = at, pause_s
         self._retries = retries

@@ -249,7 +249,8 @@ async def test_other_tasks_run_between_two_items_of_a_whole_list() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    async with client_and_server(answers(200, {"items": [{"spec": {}}] * 3})) as (kube, _):
+    listed = b'{"items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
+    async with client_and_server(answers(200, listed)) as (kube, _):
         other_task = asyncio.create_task(take_turns())
         turns_at = await kube.list_whole("/pods", ApiPod, keep=lambda _: turns)
         await end(other_task)
