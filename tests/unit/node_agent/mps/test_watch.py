@@ -55,8 +55,11 @@ class Daemons:
         self.clock = clock
         self.clients: tuple[int, ...] = (7,)
         self.ended_at = 0.0
+        self.hanging: PodUid | None = None
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
+        if target.holder == self.hanging:
+            await self.clock.sleep(60.0)
         server = MpsServer(pid=1, status="", percent=50, memory_mib={}, clients=self.clients)
         return MpsDaemon(pipes="", servers=(server,))
 
@@ -71,11 +74,14 @@ class World:
         self.clock = FakeClock()
         self.kubelet = Kubelet(self.clock, reading_s)
         self.daemons = Daemons(self.clock)
+        self.node = node_of(self.kubelet, clock=self.clock)
+        self.hold(POD, **lease)
+        self.watch = MpsWatch(self.node, Mps(cast("MpsRunner", self.daemons)))
+
+    def hold(self, pod: PodUid, **lease: Any) -> None:
         held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
-        entry = entry_of(lease_of(POD, share(**held), **lease))
-        own_node = node_of(self.kubelet, clock=self.clock)
-        own_node.checkpoint.by_key[entry.key] = entry
-        self.watch = MpsWatch(own_node, Mps(cast("MpsRunner", self.daemons)))
+        entry = entry_of(lease_of(pod, share(**held), **lease))
+        self.node.checkpoint.by_key[entry.key] = entry
 
     async def run(self, duration_s: float) -> None:
         """Let the watch run for this time, from its start."""
@@ -144,3 +150,22 @@ async def test_a_deletion_that_was_seen_is_acted_on_while_the_list_cannot_be_rea
     await world.run(30.0)
 
     assert killed_at - 3 <= world.daemons.ended_at < killed_at
+
+
+async def test_a_daemon_that_hangs_delays_the_end_of_no_other_pods_work() -> None:
+    world = World(reading_s=0.0)
+    other = world.daemons.hanging = PodUid("pod-0")
+    world.hold(other)
+    began = world.clock.now()
+    world.kubelet.ending[other] = began + 3
+    await world.watch.look()
+
+    async def delete() -> None:
+        await world.clock.sleep(5.0)
+        world.kubelet.ending[POD] = began + 15
+
+    deletion = asyncio.create_task(delete())
+    await world.run(20.0)
+    await deletion
+
+    assert began + 5 < world.daemons.ended_at < began + 15
