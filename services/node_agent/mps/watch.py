@@ -147,7 +147,7 @@ class MpsWatch:
             self.enforcer.drained |= clients
             await daemons.terminate(target, clients)
         except WedgedError as error:
-            await self._repair(self._beside(target), str(error))
+            await self._repair(target, str(error))
         except LeaseholdError as error:
             logger.warning("the clients of MPS of %s are not ended: %s", target, error)
         else:
@@ -170,7 +170,7 @@ class MpsWatch:
                 if (await daemons.get(targets[0])).servers:
                     await daemons.probe(targets[0])
             except WedgedError as error:
-                await self._repair(entries, str(error))
+                await self._repair(targets[0], str(error))
             except LeaseholdError as error:
                 logger.info("the server of MPS of %s is not probed: %s", targets[0], error)
             else:
@@ -181,9 +181,11 @@ class MpsWatch:
     def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
         return [entry for entry in self.entries if target_of(entry).server == target.server]
 
-    async def _repair(self, entries: Sequence[CheckpointEntry], reason: str) -> None:
+    async def _repair(self, target: MpsTarget, reason: str) -> None:
         """On a busy node a single probe may be late: a server is started anew if two hang."""
-        target = target_of(entries[0])
+        entries = self._beside(target)
+        if not entries:  # its last container has ended meanwhile
+            return
         fault = cut(
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
             f"its daemon is started again, at least every {PROBE_S:g} s"
@@ -217,7 +219,7 @@ class MpsWatch:
             self._open(target)
             text = f"the agent has {done}, so the container's programs have failed: restart it"
         logger.warning("the server of MPS of %s: %s; %s", target, reason, text)
-        for entry in entries:
+        for entry in self._beside(target):
             self.enforcer.repairs[target_of(entry)] = self._finding(entry, reason, text)
 
     def _finding(self, entry: CheckpointEntry, reason: str, text: str) -> ViolationFound:

@@ -1,15 +1,17 @@
 """When deleted pods are noticed, and the GPU work of their programs is ended, in simulated time."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from services.node_agent import node
+from services.node_agent.enforcers.enforcer import ReadBack
 from services.node_agent.enforcers.mps import Mps
+from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.mps import watch
-from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget
+from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget, WedgedError
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.mps.watch import MpsWatch
 from shared.model.errors import UnavailableError
@@ -56,6 +58,7 @@ class Daemons:
         self.clients: tuple[int, ...] = (7,)
         self.ended_at = 0.0
         self.hanging: PodUid | None = None
+        self.on_wedged: Callable[[], None] | None = None
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
         if target.holder == self.hanging:
@@ -65,6 +68,9 @@ class Daemons:
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
         assert set(clients) == {7}
+        if self.on_wedged is not None:
+            self.on_wedged()
+            raise WedgedError("ending the GPU work did not return")
         self.clients = ()
         self.ended_at = self.clock.now()
 
@@ -169,3 +175,26 @@ async def test_a_daemon_that_hangs_delays_the_end_of_no_other_pods_work() -> Non
     await deletion
 
     assert began + 5 < world.daemons.ended_at < began + 15
+
+
+async def test_a_server_whose_last_container_ends_while_it_hangs_closes_no_gpu() -> None:
+    world = World(reading_s=0.0)
+    world.daemons.on_wedged = world.node.checkpoint.by_key.clear
+    world.kubelet.ending[POD] = world.clock.now() + 3
+    await world.watch.look()
+
+    await world.run(5.0)
+
+    assert not world.node.checkpoint.entries
+    assert not world.watch.enforcer.faults
+
+
+async def test_while_the_driver_does_not_respond_what_holds_a_container_is_not_known() -> None:
+    async def sample() -> Sequence[DeviceSample]:
+        raise UnavailableError("the NVIDIA driver did not respond")
+
+    world = World(reading_s=0.0)
+    enforcer = Mps(cast("MpsRunner", world.daemons), sample=sample)
+    [entry] = world.node.checkpoint.entries
+
+    assert await enforcer.read_back(entry) == ReadBack(unread="the NVIDIA driver did not respond")
