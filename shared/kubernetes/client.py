@@ -31,6 +31,7 @@ from shared.kubernetes.kubeconfig import (
     is_token,
     tls_context,
 )
+from shared.kubernetes.list_items import ListItems
 from shared.kubernetes.paths import pod_path
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
@@ -99,7 +100,10 @@ class RequestAuthentication:
 
 
 T = TypeVar("T")
+K = TypeVar("K")
 
+LIST_S = 60.0
+"""Time limit of a list without pages; its parts arrive within the timeout of all requests."""
 CONNECTIONS = 32
 PAGE_SIZE = 500
 MOST_PAGE_BYTES = 32 << 20
@@ -339,6 +343,28 @@ class KubernetesClient:
                 return bytes(body)
             finally:
                 response.close()  # after its end, the connection stays open
+
+    async def list_whole(self, path: str, kind: type[T], keep: Callable[[T], K]) -> tuple[K, ...]:
+        """Return what `keep` makes of each item of a list that the server does not cut into pages.
+
+        The list may have hundreds of megabytes: items are decoded one at a time, as they arrive,
+        and other tasks run in between.
+        """
+        kept: list[K] = []
+        items = ListItems()
+        with _translating("GET", path):
+            async with asyncio.timeout(LIST_S):
+                of_steps = aiohttp.ClientTimeout(connect=self._timeout_s, sock_read=self._timeout_s)
+                response = await self._open("GET", path, timeout=of_steps)
+                try:
+                    async for part in response.content.iter_any():
+                        for item in items.add(part):
+                            kept.append(keep(_decode(item, kind)))
+                            await asyncio.sleep(0)
+                finally:
+                    response.close()
+        kept.extend(map(keep, _decode(items.rest, Page).read(kind)))
+        return tuple(kept)
 
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None

@@ -29,7 +29,7 @@ from shared.dialects.compute_time import with_compute_time
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.dialects.mps import with_mps
-from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
+from shared.dialects.reserved import VISIBLE
 from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.devices.enforcers import LABELS, MPS
 from shared.model.devices.replicas import is_replica
@@ -105,7 +105,7 @@ def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeNa
         raise RequestError(f"the lease of pod {candidate} on node {node} is {lease.state}")
     if not lease.shares_of(candidate.container.name):
         raise RequestError(f"the lease of pod {candidate} has no share for this container")
-    variable = next(filter(is_reserved, candidate.container.variables), "")
+    variable = candidate.container.reserved_variable
     if variable:
         raise RequestError(
             f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
@@ -116,9 +116,8 @@ def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeNa
 
 def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategies) -> None:
     """Raise RequestError if a source of variables could override those of the device plugin."""
-    if DeviceListStrategy.ENVVAR in strategies and any(
-        map(may_set_reserved, candidate.container.prefixes)
-    ):
+    is_open = candidate.container.reserved_prefix is not None
+    if is_open and DeviceListStrategy.ENVVAR in strategies:
         raise RequestError(
             f"container {candidate.container.name} of pod {candidate.pod.namespace}/"
             f"{candidate.pod.name} takes variables by envFrom, which could set {VISIBLE} whenever "

@@ -111,7 +111,8 @@ def read_bundle(bundle: Path, proc: Path) -> ContainerDevices | None:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb", buffering=0) as file:
+    """One call of the kernel returns a page at most of a file in /proc."""
+    with path.open("rb") as file:
         return file.read(MOST_BYTES)
 
 

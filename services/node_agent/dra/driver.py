@@ -22,6 +22,17 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 2.0
 """A pod is annotated again after this pause, which doubles."""
+MAX_RETRY_S = 60.0
+"""The longest such pause: the kubelet itself retries after 60 to 90 s."""
+
+
+def next_pause_s(pause_s: float) -> float:
+    """Return for how long a pod is not annotated again after this pause.
+
+    >>> next_pause_s(2.0), next_pause_s(32.0), next_pause_s(60.0)
+    (4.0, 60.0, 60.0)
+    """
+    return min(2 * pause_s, MAX_RETRY_S)
 
 
 class ClaimDriver:
@@ -76,7 +87,8 @@ class ClaimDriver:
             at, pause_s = self._retries.get(pod.uid, (now, RETRY_S))
             if pod.uid in self._retries and now >= at:
                 await self._retry(pod)
-                at, pause_s = now + 2 * pause_s, 2 * pause_s
+                pause_s = next_pause_s(pause_s)
+                at = now + pause_s
             retries[pod.uid] = at, pause_s
         self._retries = retries
 

@@ -208,10 +208,10 @@ class Mps(Enforcer):
         )
 
     async def read_back(self, entry: CheckpointEntry) -> ReadBack | None:
-        samples = await self._samples()  # a process that is in them is in the daemon's list after
         try:
+            samples = await self._samples()  # before the daemon's list, which then has their PIDs
             daemon = await self.required().get(target_of(entry))
-        except LeaseholdError as error:  # the partitioner may be restarting
+        except LeaseholdError as error:  # the partitioner may be restarting, or NVML hang
             return ReadBack(unread=str(error))
         if daemon.problem:
             return ReadBack(problem=daemon.problem)

@@ -102,6 +102,7 @@ class HealthMonitor:
         for uuid in devices:
             self.devices.pop(uuid, None)
             self._indices.pop(uuid, None)
+            self.latest_xids.pop(uuid, None)
             HEALTH.remove_by_labels({"device_uuid": uuid})
 
     def update(

@@ -1,17 +1,17 @@
 """The kubelet's own list of pods, GET /pods."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from msgspec import Struct
 
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
-from shared.dialects.reserved import DEVICE_ORDER
+from shared.dialects.reserved import may_set_reserved, sets_reserved
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.kubernetes.types import ApiObject, ObjectList, PodOutline, PodStatus
+from shared.kubernetes.types import ApiObject, PodStatus
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
@@ -39,33 +39,30 @@ class KubeletPods:
 
         Raises UnavailableError without a response, RequestError if access is denied.
         """
-        listed = await self._read("/pods", ObjectList[FullPod])
-        return tuple(_pod(pod) for pod in listed.items or ())
+        return await self._retried(lambda: self.kubelet.list_whole("/pods", FullPod, keep=_pod))
 
     async def list_ending(self) -> dict[PodUid, float]:
         """Return, in Unix seconds, when the kubelet kills what is left of each deleted pod.
 
         Raises as `list_pods` does.
         """
-        listed = await self._read("/pods", ObjectList[ApiObject])
-        return {
-            PodUid(pod.metadata.uid): deleted.timestamp()
-            for pod in listed.items or ()
-            if (deleted := pod.metadata.deletion_timestamp) is not None
-        }
+        listed = await self._retried(
+            lambda: self.kubelet.list_whole("/pods", ApiObject, keep=_deletion)
+        )
+        return {pod: deleted_at for pod, deleted_at in listed if deleted_at is not None}
 
     async def topology_policy(self) -> str:
         """Raises as `list_pods` does."""
-        configuration = await self._read("/configz", _Configuration)
+        configuration = await self._retried(lambda: self.kubelet.read("/configz", _Configuration))
         return configuration.kubeletconfig.topology_manager_policy
 
-    async def _read(self, path: str, kind: type[T]) -> T:
+    async def _retried(self, read: Callable[[], Awaitable[T]]) -> T:
         """Retry once: a restarted kubelet has another address or certificate."""
         try:
-            return await self.kubelet.read(path, kind)
+            return await read()
         except (UnreachableError, KubeconfigError):
             self.kubelet.use(self._read_credentials())
-            return await self.kubelet.read(path, kind)
+            return await read()
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime had a container in the last 3 s, deleted or not.
@@ -73,10 +70,21 @@ class KubeletPods:
         A simulated kubelet, without this endpoint, names none.
         """
         try:
-            listed = await self._read("/runningpods/", ObjectList[PodOutline])
+            running = await self._retried(
+                lambda: self.kubelet.list_whole("/runningpods/", ApiObject, keep=_uid)
+            )
         except NotFoundError:
             return frozenset()
-        return frozenset(PodUid(pod.metadata.uid) for pod in listed.items or ())
+        return frozenset(running)
+
+
+def _uid(pod: ApiObject) -> PodUid:
+    return PodUid(pod.metadata.uid)
+
+
+def _deletion(pod: ApiObject) -> tuple[PodUid, float | None]:
+    deleted = pod.metadata.deletion_timestamp
+    return _uid(pod), None if deleted is None else deleted.timestamp()
 
 
 def _pod(pod: FullPod) -> KubeletPod:
@@ -117,14 +125,16 @@ def _limits(container: FullContainer) -> dict[str, int]:
 
 
 def _container(container: FullContainer, *, init: bool) -> KubeletContainer:
+    """Little is kept: a pod may have a hundred thousand variables."""
+    limits = _limits(container)
+    if not limits:
+        return KubeletContainer(name=container.name, init=init)
+    variables = (var.name for var in container.env if sets_reserved(var.name, var.value))
+    prefixes = (source.prefix for source in container.env_from)
     return KubeletContainer(
         name=container.name,
-        limits=_limits(container),
+        limits=limits,
         init=init,
-        variables=tuple(
-            variable.name
-            for variable in container.env
-            if DEVICE_ORDER.get(variable.name) != variable.value
-        ),
-        prefixes=tuple(source.prefix for source in container.env_from),
+        reserved_variable=next(variables, ""),
+        reserved_prefix=next(filter(may_set_reserved, prefixes), None),
     )

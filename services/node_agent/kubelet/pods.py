@@ -36,10 +36,10 @@ class KubeletContainer:
     """Extended resources only."""
     init: bool = False
     """It ends before the next one starts; a sidecar does not."""
-    variables: tuple[str, ...] = ()
-    """Those that the pod sets itself, unless to the value of its lease."""
-    prefixes: tuple[str, ...] = ()
-    """Of each source of `envFrom`; may be empty."""
+    reserved_variable: str = ""
+    """The first one that the pod sets itself, unless to the value of its lease."""
+    reserved_prefix: str | None = None
+    """The first prefix of a source of `envFrom` that may set a reserved variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ READING_SHARE = 10
 """The kubelet's list is read for a tenth of the time at most."""
 MOST_PAUSE_S = 5.0
 """The longest pause after the kubelet's list took long to read."""
+MOST_DRAINS = 8
+"""Of servers at once: each command is a process."""
 PROBE_S = 30.0
 """Interval of probes of servers, beside one after each restart of a container."""
 
@@ -69,6 +71,7 @@ class MpsWatch:
         self._killed_at: Mapping[PodUid, float] = {}
         self._deleted_at: dict[PodUid, float] = {}
         self._looked = asyncio.Event()
+        self._drains = asyncio.Semaphore(MOST_DRAINS)
 
     @property
     def entries(self) -> Sequence[CheckpointEntry]:
@@ -76,10 +79,7 @@ class MpsWatch:
 
     @property
     def servers(self) -> Iterable[Sequence[CheckpointEntry]]:
-        by_server: dict[Hashable, list[CheckpointEntry]] = {}
-        for entry in self.entries:
-            by_server.setdefault(target_of(entry).server, []).append(entry)
-        return by_server.values()
+        return _by_server(self.entries).values()
 
     async def drain_ending(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -95,10 +95,17 @@ class MpsWatch:
             await clock.sleep(max(until_tick(LOOK_S), pause_after(clock.ticks() - began)))
 
     async def _drain_in_time(self) -> None:
-        while True:
-            await self.node.wait(self._looked, LOOK_S)
-            if self.enforcer.daemons is not None:
-                await self.drain_due()
+        """A daemon that hangs delays no work of other servers."""
+        draining: dict[Hashable, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self.node.wait(self._looked, LOOK_S)
+                draining = {server: task for server, task in draining.items() if not task.done()}
+                due = self.due()
+                if not (due or draining):
+                    self.enforcer.drained = frozenset()
+                for server in due.keys() - draining.keys():
+                    draining[server] = group.create_task(self.drain(due[server]))
 
     async def look(self) -> None:
         try:
@@ -109,22 +116,26 @@ class MpsWatch:
         self._deleted_at = {pod: self._deleted_at.get(pod, now) for pod in self._killed_at}
         self._looked.set()
 
-    async def drain_due(self) -> None:
+    def due(self) -> Mapping[Hashable, Sequence[CheckpointEntry]]:
+        """Return whose work is to be ended now, by server."""
+        if self.enforcer.daemons is None:
+            return {}
         now = self.node.clock.now()
-        due = {
+        pods = {
             pod
             for pod, killed_at in self._killed_at.items()
             if now >= drain_at(killed_at, self._deleted_at[pod])
         }
-        ending = [
+        return _by_server(
             entry
             for entry in self.entries
-            if entry.lease.users and due.issuperset(entry.lease.users)
-        ]
-        if not ending:
-            self.enforcer.drained = frozenset()
-        for entry in ending:
-            await self._drain(entry)
+            if entry.lease.users and pods.issuperset(entry.lease.users)
+        )
+
+    async def drain(self, entries: Iterable[CheckpointEntry]) -> None:
+        async with self._drains:
+            for entry in entries:
+                await self._drain(entry)
 
     async def _drain(self, entry: CheckpointEntry) -> None:
         target = target_of(entry)
@@ -136,7 +147,7 @@ class MpsWatch:
             self.enforcer.drained |= clients
             await daemons.terminate(target, clients)
         except WedgedError as error:
-            await self._repair(self._beside(target), str(error))
+            await self._repair(target, str(error))
         except LeaseholdError as error:
             logger.warning("the clients of MPS of %s are not ended: %s", target, error)
         else:
@@ -159,7 +170,7 @@ class MpsWatch:
                 if (await daemons.get(targets[0])).servers:
                     await daemons.probe(targets[0])
             except WedgedError as error:
-                await self._repair(entries, str(error))
+                await self._repair(targets[0], str(error))
             except LeaseholdError as error:
                 logger.info("the server of MPS of %s is not probed: %s", targets[0], error)
             else:
@@ -170,9 +181,11 @@ class MpsWatch:
     def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
         return [entry for entry in self.entries if target_of(entry).server == target.server]
 
-    async def _repair(self, entries: Sequence[CheckpointEntry], reason: str) -> None:
+    async def _repair(self, target: MpsTarget, reason: str) -> None:
         """On a busy node a single probe may be late: a server is started anew if two hang."""
-        target = target_of(entries[0])
+        entries = self._beside(target)
+        if not entries:  # its last container has ended meanwhile
+            return
         fault = cut(
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
             f"its daemon is started again, at least every {PROBE_S:g} s"
@@ -206,7 +219,7 @@ class MpsWatch:
             self._open(target)
             text = f"the agent has {done}, so the container's programs have failed: restart it"
         logger.warning("the server of MPS of %s: %s; %s", target, reason, text)
-        for entry in entries:
+        for entry in self._beside(target):
             self.enforcer.repairs[target_of(entry)] = self._finding(entry, reason, text)
 
     def _finding(self, entry: CheckpointEntry, reason: str, text: str) -> ViolationFound:
@@ -225,3 +238,12 @@ class MpsWatch:
     def _open(self, target: MpsTarget) -> None:
         if self.enforcer.wedged.pop(target.server, None) is not None:
             self.node.report_due.set()
+
+
+def _by_server(
+    entries: Iterable[CheckpointEntry],
+) -> Mapping[Hashable, Sequence[CheckpointEntry]]:
+    by_server: dict[Hashable, list[CheckpointEntry]] = {}
+    for entry in entries:
+        by_server.setdefault(target_of(entry).server, []).append(entry)
+    return by_server

@@ -240,6 +240,30 @@ async def test_of_large_objects_smaller_pages_are_read(monkeypatch: pytest.Monke
     assert [len(page.items or ()) for page in pages] == [1, 1, 1, 1]
 
 
+async def test_other_tasks_run_between_two_items_of_a_whole_list() -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    listed = b'{"items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
+    async with client_and_server(answers(200, listed)) as (kube, _):
+        other_task = asyncio.create_task(take_turns())
+        turns_at = await kube.list_whole("/pods", ApiPod, keep=lambda _: turns)
+        await end(other_task)
+
+    assert len(set(turns_at)) == 3
+
+
+async def test_a_whole_list_without_response_ends_at_the_timeout() -> None:
+    async with client_and_server(hang, timeout_s=0.1) as (kube, _):
+        with pytest.raises(UnreachableError, match="timeout"):
+            await kube.list_whole("/pods", ApiPod, keep=lambda pod: pod)
+
+
 async def test_a_page_has_undecoded_items_and_a_continue_token() -> None:
     selector = {"fieldSelector": "spec.nodeName=n"}
     before = "p"

@@ -10,6 +10,7 @@ import pytest
 
 from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.kubelet.pods import KubeletContainer
 from services.node_agent.settings import (
     SERVICE_ACCOUNT_TOKEN,
     AgentSettings,
@@ -108,22 +109,51 @@ async def test_deleted_pods_are_listed_with_the_time_of_their_kill_whatever_else
     assert ending == {"ends": datetime(2026, 11, 30, 12, 0, 30, tzinfo=UTC).timestamp()}
 
 
-async def test_the_order_of_devices_that_every_lease_sets_is_no_variable_of_the_pod() -> None:
-    env = [
-        {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
-        {"name": "MODE", "value": "x"},
-        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
-    ]
-    other = [{"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}]
-    containers = [{"name": "main", "env": env}, {"name": "side", "env": other}]
-    listed = {"items": [{"metadata": METADATA, "spec": {"containers": containers}}]}
+RESERVED = (
+    "CONTAINER_VGPU_MOUNT CUDA_DEVICE_MEMORY_LIMIT_0 CUDA_DISABLE_CONTROL CUDA_OVERSUBSCRIBE "
+    "CUDA_REDIRECT CUDA_TASK_PRIORITY GPU_CORE_UTILIZATION_POLICY LD_PRELOAD NVIDIA_IMEX_CHANNELS "
+    "NVIDIA_MIG_CONFIG_DEVICES NVIDIA_VISIBLE_DEVICES VOLCANO_GPU_ALLOCATED"
+)
 
+
+async def list_containers(*containers: dict[str, Any]) -> tuple[KubeletContainer, ...]:
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    described = [{"name": "main", "resources": limits, **container} for container in containers]
+    listed = {"items": [{"metadata": METADATA, "spec": {"containers": described}}]}
     async with ScriptedApiserver(answers(200, listed)) as kubelet:
         credentials = ClusterCredentials(server=kubelet.url)
         async with KubernetesClient(credentials) as kube:
             (pod,) = await KubeletPods(kube, lambda: credentials).list_pods()
+    return pod.containers
 
-    assert [one.variables for one in pod.containers] == [("MODE", "TOKEN"), ("CUDA_DEVICE_ORDER",)]
+
+async def test_the_first_reserved_variable_of_a_container_is_kept() -> None:
+    free = [
+        {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
+        {"name": "PATH", "value": "x"},
+        {"name": "NVIDIA_API_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
+    ]
+    other_order = {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}
+    reserved = [other_order, *({"name": name, "value": "x"} for name in RESERVED.split())]
+
+    containers = await list_containers(
+        {"env": free}, *({"env": [*free, variable, *reserved]} for variable in reserved)
+    )
+
+    kept = [container.reserved_variable for container in containers]
+    assert kept == ["", "CUDA_DEVICE_ORDER", *RESERVED.split()]
+
+
+async def test_the_first_prefix_that_may_set_a_reserved_variable_is_kept() -> None:
+    prefixes = ["", "N", "NVIDIA_", "NVIDIA_VISIBLE_DEV", "CUDA", "L", "GPU_"]
+
+    containers = await list_containers(
+        {"envFrom": [{"prefix": "APP_"}]},
+        *({"envFrom": [{"prefix": "APP_"}, {"prefix": prefix}]} for prefix in prefixes),
+    )
+
+    assert [container.reserved_prefix for container in containers] == [None, *prefixes]
 
 
 @pytest.mark.parametrize(

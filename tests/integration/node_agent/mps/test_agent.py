@@ -54,6 +54,11 @@ from tests.support.waiting import until
 GPU = uuid_of(NodeName(NODE), 0)
 
 
+async def drain_due(agent: NodeAgent) -> None:
+    for entries in agent.mps.due().values():
+        await agent.mps.drain(entries)
+
+
 @pytest.fixture
 async def cluster(
     driver_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +215,7 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
 
             agent.node.kubelet.list_ending = deleted  # type: ignore[method-assign]
             await agent.mps.look()
-            await agent.mps.drain_due()
+            await drain_due(agent)
             assert control(cluster, lease).clients == [load.pid]
 
             async def killed_soon() -> Any:
@@ -218,7 +223,7 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
 
             agent.node.kubelet.list_ending = killed_soon  # type: ignore[method-assign]
             await agent.mps.look()
-            await agent.mps.drain_due()
+            await drain_due(agent)
             await until(lambda: not control(cluster, lease).clients)  # its own loop may be at it
             assert load.do("alloc 1m") == "error 810"
         finally:

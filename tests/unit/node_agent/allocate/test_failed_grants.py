@@ -193,7 +193,9 @@ async def test_a_pod_that_was_bound_meanwhile_fails_after_the_kubelets_patience(
 async def test_what_is_wrong_with_a_pod_closes_nothing(world: FaultyWorld) -> None:
     world.lease("a", share(0))
     world.kubelet.pods.append(
-        kubelet_pod("a", containers=(replace(container(), variables=("NVIDIA_VISIBLE_DEVICES",)),))
+        kubelet_pod(
+            "a", containers=(replace(container(), reserved_variable="NVIDIA_VISIBLE_DEVICES"),)
+        )
     )
 
     with pytest.raises(RequestError, match="NVIDIA_VISIBLE_DEVICES"):

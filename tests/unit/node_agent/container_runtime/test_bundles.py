@@ -1,6 +1,9 @@
 """Which GPUs a container may open, by what its runtime wrote."""
 
+import contextlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.support.node_agent.bundles import (
 
 POD = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
 ID = "a" * 64
+PIPE_BYTES = 65_536
 
 
 def opened(tmp_path: Path, **facts: Any) -> ContainerDevices | None:
@@ -74,6 +78,26 @@ def test_the_gpus_that_a_container_may_open(
     assert (found.pod, found.container_id) == (POD, ID)
     assert (set(found.gpus), found.every_device) == (gpus, every)
     assert found.sees_gpus == (every or bool(gpus))
+
+
+def test_the_mounts_of_a_container_are_read_to_the_end(tmp_path: Path) -> None:
+    """The kernel returns them piece by piece, as a pipe does."""
+    bundles = Bundles(tmp_path)
+    bundle = bundles.add(POD, ID)
+    [mountinfo] = bundles.proc.glob("*/mountinfo")
+    mountinfo.unlink()
+    os.mkfifo(mountinfo)
+    text = hook_mount("/mnt") * 2_000 + hook_mount("/dev/nvidia5")
+    assert len(text) > PIPE_BYTES
+
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(mountinfo.write_text, text)
+        found = read_bundle(bundle, bundles.proc)
+        with contextlib.suppress(BrokenPipeError):
+            writing.result()
+
+    assert found is not None
+    assert found.gpus == {5}
 
 
 def test_a_container_is_read_once_it_is_created_as_hooks_add_devices_then(tmp_path: Path) -> None:

@@ -355,3 +355,22 @@ def test_a_removed_device_has_no_series_and_words_that_are_no_xids_are_logged(
     assert sorted(before) == [0, 0, 0, 1]
     assert shown() == []
     assert "list XIDs by number, not x" in caplog.text
+
+
+def test_a_removed_device_leaves_no_xids() -> None:
+    node = node_of()
+    events = [Xid(A, 31), Xid(B, 31)]
+    monitor = HealthMonitor(
+        node.name,
+        xids=lambda: tuple(events),
+        environ={},
+        policy=POLICY,
+        leases=node.leases,
+        checkpoint=node.checkpoint,
+        clock=node.clock,
+    )
+    monitor.update([gpu(A), gpu(B)])
+
+    monitor.forget([A])
+
+    assert monitor.latest_xids.keys() == {B}

@@ -1,15 +1,17 @@
 """When deleted pods are noticed, and the GPU work of their programs is ended, in simulated time."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from services.node_agent import node
+from services.node_agent.enforcers.enforcer import ReadBack
 from services.node_agent.enforcers.mps import Mps
+from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.mps import watch
-from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget
+from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget, WedgedError
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.mps.watch import MpsWatch
 from shared.model.errors import UnavailableError
@@ -55,13 +57,20 @@ class Daemons:
         self.clock = clock
         self.clients: tuple[int, ...] = (7,)
         self.ended_at = 0.0
+        self.hanging: PodUid | None = None
+        self.on_wedged: Callable[[], None] | None = None
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
+        if target.holder == self.hanging:
+            await self.clock.sleep(60.0)
         server = MpsServer(pid=1, status="", percent=50, memory_mib={}, clients=self.clients)
         return MpsDaemon(pipes="", servers=(server,))
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
         assert set(clients) == {7}
+        if self.on_wedged is not None:
+            self.on_wedged()
+            raise WedgedError("ending the GPU work did not return")
         self.clients = ()
         self.ended_at = self.clock.now()
 
@@ -71,11 +80,14 @@ class World:
         self.clock = FakeClock()
         self.kubelet = Kubelet(self.clock, reading_s)
         self.daemons = Daemons(self.clock)
+        self.node = node_of(self.kubelet, clock=self.clock)
+        self.hold(POD, **lease)
+        self.watch = MpsWatch(self.node, Mps(cast("MpsRunner", self.daemons)))
+
+    def hold(self, pod: PodUid, **lease: Any) -> None:
         held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
-        entry = entry_of(lease_of(POD, share(**held), **lease))
-        own_node = node_of(self.kubelet, clock=self.clock)
-        own_node.checkpoint.by_key[entry.key] = entry
-        self.watch = MpsWatch(own_node, Mps(cast("MpsRunner", self.daemons)))
+        entry = entry_of(lease_of(pod, share(**held), **lease))
+        self.node.checkpoint.by_key[entry.key] = entry
 
     async def run(self, duration_s: float) -> None:
         """Let the watch run for this time, from its start."""
@@ -144,3 +156,45 @@ async def test_a_deletion_that_was_seen_is_acted_on_while_the_list_cannot_be_rea
     await world.run(30.0)
 
     assert killed_at - 3 <= world.daemons.ended_at < killed_at
+
+
+async def test_a_daemon_that_hangs_delays_the_end_of_no_other_pods_work() -> None:
+    world = World(reading_s=0.0)
+    other = world.daemons.hanging = PodUid("pod-0")
+    world.hold(other)
+    began = world.clock.now()
+    world.kubelet.ending[other] = began + 3
+    await world.watch.look()
+
+    async def delete() -> None:
+        await world.clock.sleep(5.0)
+        world.kubelet.ending[POD] = began + 15
+
+    deletion = asyncio.create_task(delete())
+    await world.run(20.0)
+    await deletion
+
+    assert began + 5 < world.daemons.ended_at < began + 15
+
+
+async def test_a_server_whose_last_container_ends_while_it_hangs_closes_no_gpu() -> None:
+    world = World(reading_s=0.0)
+    world.daemons.on_wedged = world.node.checkpoint.by_key.clear
+    world.kubelet.ending[POD] = world.clock.now() + 3
+    await world.watch.look()
+
+    await world.run(5.0)
+
+    assert not world.node.checkpoint.entries
+    assert not world.watch.enforcer.faults
+
+
+async def test_while_the_driver_does_not_respond_what_holds_a_container_is_not_known() -> None:
+    async def sample() -> Sequence[DeviceSample]:
+        raise UnavailableError("the NVIDIA driver did not respond")
+
+    world = World(reading_s=0.0)
+    enforcer = Mps(cast("MpsRunner", world.daemons), sample=sample)
+    [entry] = world.node.checkpoint.entries
+
+    assert await enforcer.read_back(entry) == ReadBack(unread="the NVIDIA driver did not respond")
