@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Self
 
@@ -310,7 +311,8 @@ def unit_of(
     pods: Sequence[WaitingPod],
     claims: Mapping[PodUid, ClaimDemand] = MappingProxyType({}),
 ) -> WaitingUnit:
-    gang = gang_of(pods[0])
+    gangs = [gang for pod in pods if (gang := gang_of(pod)) is not None]
+    gang = max(gangs, key=attrgetter("min_member"), default=None)
     demand = claims.get(pods[0].queued.pod)
     if demand is not None and gang is None:
         pod = with_devices(pods[0], demand)

@@ -163,10 +163,12 @@ class Budgets(LedgerPart):
 
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return instants of tenures that ended during the last day."""
-        keys = [self._keys.of("done", id_) for id_ in tenures]
-        charged_rows = await self._read("charged", keys) if keys else []
-        pairs_found = ((id_, at) for id_, at in zip(tenures, charged_rows, strict=True) if at)
-        return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
+        charged: dict[str, int] = {}
+        for batch in in_batches(tenures, PAGE_SIZE):
+            rows = await self._read("charged", [self._keys.of("done", id_) for id_ in batch])
+            ended = ((id_, at) for id_, at in zip(batch, rows, strict=True) if at)
+            charged |= readable(lambda row: (row[0], int(row[1])), ended)
+        return charged
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         windows = readable(decode_window, await self._read("windows", namespace))

@@ -213,8 +213,10 @@ class LedgerInventory(LedgerPart):
 
         Returns the reasons of all that are cordoned; mirrors see these without served resources.
         """
-        parts = [part for item in reasons.items() for part in item]
-        outcome = await self._connection.run("cordon", parts)
+        outcome: Sequence[str] = ()
+        for batch in in_batches([*reasons.items()], NODES_AT_ONCE) or [()]:
+            parts = [part for item in batch for part in item]
+            outcome = await self._connection.run("cordon", parts)
         return {NodeName(name): why for name, why in zip(outcome[::2], outcome[1::2], strict=True)}
 
 

@@ -432,15 +432,25 @@ class VolumeBinder:
             self._changed.set()
 
     async def _undo_ended(self) -> None:
-        ended, self._ended = self._ended, []
-        for lease in ended:
-            try:
-                await self._undo(lease)
-            except (UnavailableError, ConflictError) as error:
-                logger.info("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
-                self._ended.append(lease)
-            except LeaseholdError as error:
-                logger.warning("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
+        """Undo some side by side: claims that cannot be changed hold up no reservation."""
+        ended, self._ended = self._ended[:MAX_REQUESTS], self._ended[MAX_REQUESTS:]
+        are_done = await asyncio.gather(*map(self._try_to_undo, ended))
+        self._ended += [
+            lease for lease, is_done in zip(ended, are_done, strict=True) if not is_done
+        ]
+        if self._ended and any(are_done):
+            self._changed.set()
+
+    async def _try_to_undo(self, lease: Lease) -> bool:
+        """Return False if it may succeed later."""
+        try:
+            await self._undo(lease)
+        except (UnavailableError, ConflictError) as error:
+            logger.info("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
+            return False
+        except LeaseholdError as error:
+            logger.warning("claims of pod %s/%s: %s", lease.namespace, lease.name, error)
+        return True
 
     async def _undo(self, lease: Lease, *, is_held: bool = False) -> None:
         """Select no node for claims that are not bound; a reserved volume stays theirs.

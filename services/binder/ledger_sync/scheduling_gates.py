@@ -42,6 +42,8 @@ class SchedulingGates:
     def __post_init__(self) -> None:
         self._unknown_since: dict[Namespace, float] = {}
         self._refused_until: dict[PodUid, float] = {}
+        self._failed_at: dict[Namespace, float] = {}
+        """Namespaces whose gates could not be removed come after others."""
         self._wake = asyncio.Event()
 
     @handles
@@ -74,9 +76,12 @@ class SchedulingGates:
             for namespace, budget in budgets.items()
             if budget is None
         }
-        for namespace, budget in budgets.items():
-            if not self._stays_gated(namespace, budget):
+        self._failed_at = {name: at for name, at in self._failed_at.items() if name in budgets}
+        for namespace in sorted(budgets, key=lambda name: self._failed_at.get(name, 0.0)):
+            if not self._stays_gated(namespace, budgets[namespace]):
+                self._failed_at[namespace] = self.clock.ticks()
                 await self._remove_gates(namespace)
+            self._failed_at.pop(namespace, None)
 
     def _stays_gated(self, namespace: Namespace, budget: BudgetChanged | None) -> bool:
         if budget is None:

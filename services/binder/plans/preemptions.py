@@ -27,7 +27,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, until_tick, wait_for_event
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import LeaseState
@@ -123,6 +123,8 @@ class PlannedPreemptions:
         self._awaited = frozenset[PodUid]()
         """Pods whose leases end for plans."""
         self._has_acted = False
+        self._failures = list[LeaseholdError]()
+        """Of steps since the last look at all plans: they hold up no other plan."""
         self._last = ""
         """ID of the preemption that stepped last."""
 
@@ -158,19 +160,25 @@ class PlannedPreemptions:
         began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
         self._awaited = state.victims()
+        self._failures.clear()
         placements = await self._advance(state)
         placements += await self.starts.advance(state.starts)
         least_s = NEXT_S if self._has_acted else STEP_S
         self.step_s = max(least_s, min(self.clock.ticks() - began, MAX_PAUSE_S))
+        if self._failures and not placements:
+            raise self._failures[0]
         return placements
 
-    async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
-        async def act(action: Awaitable[T]) -> T:
+    async def _all(self, actions: Iterable[Awaitable[None]]) -> None:
+        async def act(action: Awaitable[None]) -> None:
             async with self._acting:
                 await self._give_way()
-                return await action
+                try:
+                    await action
+                except LeaseholdError as error:
+                    self._failures.append(error)
 
-        return await side_by_side(map(act, actions))
+        await side_by_side(map(act, actions))
 
     async def _give_way(self) -> None:
         latest = self.clock.ticks() + GIVE_WAY_S

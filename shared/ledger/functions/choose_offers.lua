@@ -174,13 +174,12 @@ return function(at, most, spare, gangs)
   end
   -- A namespace's quota has more left: offer it to its first waiting pods, and to the next ones once these
   -- are decided.
+  local quota_groups = waiting.quota_groups(groups)
   for namespace, stored_times in values.each_pair(call('HGETALL', server.prefix .. 'quota-offers')) do
     local times, before = tonumber(stored_times), #members
     has_open_offers = false
-    for _, group in ipairs(groups) do
-      if waiting.quota_namespace(group) == namespace then
-        choose_from_group(group, QUOTA_CHUNK, times > 0 and waiting.quota_freed(namespace) or 0)
-      end
+    for _, group in ipairs(quota_groups[namespace] or {}) do
+      choose_from_group(group, QUOTA_CHUNK, times > 0 and waiting.quota_freed(namespace) or 0)
     end
     if #members > before then
       call('HSET', server.prefix .. 'quota-offers', namespace, times - 1)

@@ -6,7 +6,6 @@ local ledger = require('ledger')
 local quota = require('quota')
 local server = require('server')
 local values = require('values')
-local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
 local R = layouts.QUOTAROW
@@ -46,12 +45,9 @@ return function(action, rows, read_at)
   if ledger.is_ready then
     quota.recount()
     writes.raise_capacity('quotas')
-    for _, group in ipairs(call('HKEYS', server.prefix .. 'waiting-groups')) do
-      local namespace = waiting.quota_namespace(group)
-      if namespace then
-        call('HSET', server.prefix .. 'quota-freed', namespace, ledger.capacity)
-        quota.offer(namespace, server.MAX_ARGS)
-      end
+    for namespace in pairs(quota.waiting_groups()) do
+      call('HSET', server.prefix .. 'quota-freed', namespace, ledger.capacity)
+      quota.offer(namespace, server.MAX_ARGS)
     end
     call('HSET', server.prefix .. 'quota-freed', '*', ledger.capacity)
   end

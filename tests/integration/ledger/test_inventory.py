@@ -163,6 +163,23 @@ async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never
     assert await leases.set_cordoned({}) == {}
 
 
+async def test_all_nodes_of_a_large_cluster_are_cordoned_at_once(url: str) -> None:
+    """The nodes of one call of a function share an entry of the feed."""
+    silent = {NodeName(f"node-{number}"): "its agent is silent" for number in range(1_400)}
+    async with ledger(url, {}) as leases:
+        await leases.save_nodes([facts(name) for name in silent])
+        start = await leases.snapshot()
+
+        assert await leases.set_cordoned(silent) == silent
+
+        seen: set[str] = set()
+        async for changes in leases.changes(start.position):
+            nodes = [node for change in changes for node in change.nodes]
+            seen.update(node.facts.name for node in nodes if cordon_reason(node.serving))
+            if seen == silent.keys():
+                break
+
+
 async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) -> None:
     ours = report("a", [device("a", 0)], at=NOW)
     theirs = DevicesRegistered(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
@@ -419,6 +420,33 @@ async def test_a_pod_that_waits_for_quota_is_offered_what_its_namespace_frees(
     offers = await leases.waiting_pods.choose_offers(now=NOW)
     assert [pod.pod for pod in offers.pods] == ["waiting"]
     assert not offers.complete
+
+
+async def test_the_work_of_a_change_of_quotas_does_not_grow_with_the_square_of_different_needs(
+    leases: RedisLeases, url: str
+) -> None:
+    """Redis serves nothing else meanwhile, and one namespace's pods may all differ."""
+    limits = QuotaLimits(cards=1)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
+    over = Refusal(reason="over quota", quota=TEAM)
+    capacity = await leases.capacity()
+    await leases.waiting_pods.enqueue(
+        [
+            WaitingPod(
+                queued=replace(queued(f"waiting-{units}", units=units), namespace=TEAM),
+                refusal=over,
+                capacity=capacity,
+            )
+            for units in range(1, 301)
+        ]
+    )
+    async with redis.asyncio.from_url(url) as db:
+        await db.config_resetstat()
+        assert await leases.quotas.save([], read_at=NOW + 1)
+        commands = await db.info("commandstats")
+
+    assert commands["cmdstat_hset"]["calls"] < 20
+    assert (await leases.waiting_pods.choose_offers(now=NOW)).pods
 
 
 async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: RedisLeases) -> None:

@@ -493,3 +493,14 @@ async def test_a_resize_lost_with_the_ledger_is_charged_until_the_loss(
     for before, after in pairwise(entries):
         assert before.to_ms == after.from_ms
     assert sum(e.units for e in entries) == 10_000 * HALF + 10_000 * WHOLE + 20_000 * HALF
+
+
+async def test_the_ended_tenures_of_a_large_cluster_are_read_after_a_rebuild(
+    opened: AccountLedger,
+) -> None:
+    """All its leases are compared with them at once."""
+    tenures = [f"tenure-{number}" for number in range(8_500)]
+    key = opened.store._keys.of("done", tenures[-1])
+    await opened.leases._connection._redis.set(key, T0)
+
+    assert await opened.store.charged_until(tenures) == {tenures[-1]: T0}

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.planner.plan import EvictionLimits, PlanInput, PreemptionPlan, plan, plan_for_gang
+from services.planner.plan import (
+    EvictionLimits,
+    PlanInput,
+    PreemptionPlan,
+    plan,
+    plan_for_gang,
+    unit_of,
+    unreached,
+)
 from services.planner.rules import Allowance
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals
@@ -22,8 +30,9 @@ from shared.placing.gang_room import GangRoomSearch
 from shared.placing.room import ClusterTrials, without
 from shared.placing.trial_cluster import TrialCluster
 from shared.pods.pod_snapshot import DisruptionBudget
+from tests.support.build import pod_queued
 from tests.support.effort import tries
-from tests.support.placer.ledger import share
+from tests.support.placer.ledger import share, verdict
 from tests.unit.planner.test_plan import SIZE, candidate, lease, node_totals, requesting
 
 GANG = Gang(name="b/g", min_member=2)
@@ -99,6 +108,21 @@ def test_there_is_no_plan_for_a_part_of_a_gang() -> None:
 
     assert victims(gang_plan(given, pods=1, needed=1)) == ["a0"]
     assert isinstance(gang_plan(given), str)
+
+
+def test_room_is_made_for_the_largest_minimum_that_pods_of_a_gang_name() -> None:
+    """A placer lets them start with no fewer."""
+    gangs = [Gang(name="b/g", min_member=least) for least in (2, 3, 2)]
+    pods = [
+        verdict(pod_queued(f"p{number}", structs.replace(WHOLE, gang=gang)), capacity=1)
+        for number, gang in enumerate(gangs)
+    ]
+
+    whole, part = unit_of("b/g", pods), unit_of("b/g", pods[:2])
+
+    assert (whole.needed, whole.gang) == (3, gangs[1])
+    assert not unreached(whole)
+    assert unreached(part) == "2 pods of its gang wait, and it needs 3"
 
 
 def test_a_gang_that_fits_ends_nothing() -> None:

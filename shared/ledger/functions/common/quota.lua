@@ -24,13 +24,14 @@ local B, DEMAND, REQUEST, EXCLUSIVE = layouts.BOOKING, layouts.DEMAND, layouts.R
 
 local M = {}
 local rules, used_by, node_kinds, charges, freed, changed
+local waiting_groups -- of the namespaces whose pods wait for their quotas; nil: not read yet
 
 -- Discard counts that must not be written.
 function M.discard() used_by, charges, freed, changed = {}, {}, {}, {} end
 
 server.on_begin(function()
   M.rules_key = server.beside .. '-quotas'
-  rules, node_kinds = {}, {}
+  rules, node_kinds, waiting_groups = {}, {}, nil
   M.discard()
 end)
 
@@ -278,14 +279,18 @@ function M.add_gang_part(namespace, excess)
   end
 end
 
+-- {namespace -> groups of its pods that wait for its quota}. Call this once no more pods are removed from them.
+function M.waiting_groups()
+  if not waiting_groups then
+    waiting_groups = waiting.quota_groups(call('HKEYS', server.prefix .. 'waiting-groups'))
+  end
+  return waiting_groups
+end
+
 -- Offer what is left of the quota to pods that wait for it, at most `times` times; again whenever one of
 -- them is placed.
 function M.offer(namespace, times)
-  for _, group in ipairs(call('HKEYS', server.prefix .. 'waiting-groups')) do
-    if waiting.quota_namespace(group) == namespace then
-      call('HSET', server.prefix .. 'quota-offers', namespace, times)
-    end
-  end
+  if M.waiting_groups()[namespace] then call('HSET', server.prefix .. 'quota-offers', namespace, times) end
 end
 
 function M.write()

@@ -160,6 +160,19 @@ end
 -- The namespace whose quota the pods of this group wait for, or nil.
 function M.quota_namespace(group) return string.match(group, '^q:[%d:]*|(.*)$') end
 
+-- {namespace -> those of the groups whose pods wait for its quota}.
+function M.quota_groups(groups)
+  local of_namespaces = {}
+  for _, group in ipairs(groups) do
+    local namespace = M.quota_namespace(group)
+    if namespace then
+      of_namespaces[namespace] = of_namespaces[namespace] or {}
+      values.append(of_namespaces[namespace], group)
+    end
+  end
+  return of_namespaces
+end
+
 local function need_of(group)
   local need = needs[group] or {}
   if not needs[group] then

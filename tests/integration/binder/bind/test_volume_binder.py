@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.binder.bind.volume_binder import EXPLAIN_S, KEPT_S
+from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import LeaseChanged, PodTerminated
 from shared.model.leases.lease import LeaseState
 from simcluster.apimachinery.objects import at_path
@@ -233,6 +234,27 @@ async def test_a_binder_that_is_killed_as_it_gives_a_share_back_leaves_no_select
     assert before == "n1"
     assert scene.selected() is None
     assert await scene.world.states() == {"p1": LeaseState.RESERVED}, "it expires, or is taken up"
+
+
+async def test_claims_of_ended_pods_that_cannot_be_read_hold_up_no_reservation(
+    scene: VolumeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read may take as long as a third of a reservation."""
+    volumes = scene.world.binder.volumes
+    ended = [await scene.reserved(name, to_provision()) for name in ("p1", "p2", "p3")]
+    await scene.ledger.release([lease.pod for lease in ended], reason="test")
+    together = asyncio.Barrier(len(ended))
+
+    async def unread(*_: object) -> None:
+        await together.wait()
+        raise UnavailableError("no response")
+
+    monkeypatch.setattr(volumes.volumes, "get_claim", unread)
+    volumes.forsake(ended)
+
+    async with asyncio.timeout(5):
+        await volumes.keep_reservations()
+        await volumes.keep_reservations()
 
 
 async def test_a_deleted_claim_or_one_for_another_node_gives_the_share_back(

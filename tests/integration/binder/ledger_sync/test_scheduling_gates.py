@@ -104,6 +104,27 @@ async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried(at: 
     assert await at.waiting() == set()
 
 
+async def test_a_namespace_whose_pods_cannot_be_changed_holds_up_no_other(at: Gates) -> None:
+    """A webhook of the cluster that reviews its pods does not respond."""
+    others = [Namespace(f"team-{letter}") for letter in "bcd"]
+    failing = [UnavailableError("failed calling webhook")] * 3
+    at.pods.errors["stuck"] = failing.copy()
+    await at.add(gated("stuck"), *(replace(gated(name), namespace=name) for name in others))
+    for namespace in (TEAM, *others):
+        known = budget(namespace, new_pods="admit", reported_at=at.world.clock.now())
+        await at.world.binder.save_budgets([known])
+
+    for _ in failing[1:]:
+        with pytest.raises(UnavailableError):
+            await at.step()
+
+    assert sorted(at.pods.opened) == others
+    with pytest.raises(UnavailableError):
+        await at.step()
+    await at.step()
+    assert "stuck" in at.pods.opened
+
+
 async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again(at: Gates) -> None:
     await at.add(*(gated(f"p{n:03d}", n) for n in range(3 * BATCH)))
     await at.set_budget("admit")
