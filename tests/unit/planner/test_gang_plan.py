@@ -118,7 +118,8 @@ def test_room_is_made_for_the_largest_minimum_that_pods_of_a_gang_name() -> None
         for number, gang in enumerate(gangs)
     ]
 
-    whole, part = unit_of("b/g", pods), unit_of("b/g", pods[:2])
+    whole = unit_of("b/g", pods)
+    part = unit_of("b/g", pods[:2])
 
     assert (whole.needed, whole.gang) == (3, gangs[1])
     assert not unreached(whole)
