@@ -43,7 +43,8 @@ def test_any_objects_are_split_in_any_parts(
 @pytest.mark.parametrize("size", [1, 25, 100])
 def test_all_items_but_the_last_are_split_as_they_arrive(size: int) -> None:
     items = ListItems()
-    body = b'{"kind":"PodList","items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
+    head = b'{"kind":"PodList","metadata":{"resourceVersion":"1234567890"},'
+    body = head + b'"items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
     parts = [body[at : at + size] for at in range(0, len(body), size)]
 
     assert [item for part in parts for item in items.add(part)] == [b'{"metadata":{}}'] * 2
