@@ -31,7 +31,6 @@ from shared.kubernetes.kubeconfig import (
     is_token,
     tls_context,
 )
-from shared.kubernetes.list_items import ListItems
 from shared.kubernetes.paths import pod_path
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
@@ -102,6 +101,11 @@ class RequestAuthentication:
 T = TypeVar("T")
 K = TypeVar("K")
 
+MOST_ITEM_BYTES = 32 << 20
+"""JSON is several times as long as the 1.5 MB that the API server stores."""
+_ITEMS = b'"items":['
+_BETWEEN = b',{"metadata":'
+"""As Kubernetes writes lists; one of another form is split at its end only."""
 LIST_S = 60.0
 """Time limit of a list without pages; its parts arrive within the timeout of all requests."""
 CONNECTIONS = 32
@@ -145,6 +149,49 @@ class Page(msgspec.Struct, frozen=True):
                 skip(error)
             else:
                 yield decoded
+
+
+class ListItems:
+    """Splits a list into its items as its bytes arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._started = False
+        self._looked_at = 0
+
+    def add(self, part: bytes) -> Iterator[bytes]:
+        """Yield the items that are complete now. Raises UnexpectedResponseError for a large one."""
+        self._buffer += part
+        if not self._started and (start := self._buffer.find(_ITEMS)) >= 0:
+            self._started = True
+            self._looked_at = 0
+            del self._buffer[: start + len(_ITEMS)]
+        while self._started and (end := self._buffer.find(_BETWEEN, self._looked_at)) >= 0:
+            self._looked_at = end + 1
+            item = bytes(self._buffer[:end])
+            if _is_complete(item):
+                del self._buffer[: end + 1]
+                self._looked_at = 0
+                yield item
+        self._looked_at = max(self._looked_at, len(self._buffer) - len(_BETWEEN))
+        if len(self._buffer) > MOST_ITEM_BYTES:
+            raise UnexpectedResponseError(
+                f"a response has a list with an item of more than {MOST_ITEM_BYTES >> 20} MiB"
+            )
+
+    @property
+    def rest(self) -> bytes:
+        """A list of what is left."""
+        return b"{" + _ITEMS + self._buffer if self._started else bytes(self._buffer)
+
+
+def _is_complete(item: bytes) -> bool:
+    """An object is not complete before its last byte: the text may also be between inner ones."""
+    try:
+        msgspec.json.decode(item, type=msgspec.Raw)
+    except UNDECODABLE:
+        return False
+    return True
 
 
 class KubernetesClient:

@@ -114,6 +114,8 @@ def _opened(path: PurePath) -> Iterator[int]:
         yield descriptor
     except OSError as error:
         raise UnavailableError(f"the region {path}: {error.strerror}") from error
+    except struct.error as error:
+        raise UnavailableError(f"the region {path}: its container has made it shorter") from error
     finally:
         os.close(descriptor)
 

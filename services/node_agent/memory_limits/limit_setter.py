@@ -133,7 +133,7 @@ class LimitSetter:
                 continue
             foreign.append(
                 ForeignLimit(
-                    cgroup=str(path),
+                    cgroup=os.fsencode(path).decode(errors="replace"),
                     hard_bytes=limit.hard_bytes,
                     soft_bytes=limit.soft_bytes,
                     pod=pod,

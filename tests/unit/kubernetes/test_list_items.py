@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from shared.kubernetes import list_items
+from shared.kubernetes import client
+from shared.kubernetes.client import ListItems
 from shared.kubernetes.errors import UnexpectedResponseError
-from shared.kubernetes.list_items import ListItems
 
 TEXTS = some.text('"{}[],:\\ aé\n\0', max_size=8)
 KEYS = some.sampled_from(["metadata", "a", ',{"metadata":'])
@@ -40,15 +40,18 @@ def test_any_objects_are_split_in_any_parts(
     assert list(split(body, size)) == objects
 
 
-def test_all_items_but_the_last_are_split_as_they_arrive() -> None:
+@pytest.mark.parametrize("size", [1, 25, 100])
+def test_all_items_but_the_last_are_split_as_they_arrive(size: int) -> None:
     items = ListItems()
-    body = b'{"kind":"PodList","items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
+    head = b'{"kind":"PodList","metadata":{"resourceVersion":"1234567890"},'
+    body = head + b'"items":[{"metadata":{}},{"metadata":{}},{"metadata":{}}]}'
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
 
-    assert list(items.add(body)) == [b'{"metadata":{}}'] * 2
+    assert [item for part in parts for item in items.add(part)] == [b'{"metadata":{}}'] * 2
 
 
 def test_an_endless_item_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_items, "MOST_ITEM_BYTES", 1000)
+    monkeypatch.setattr(client, "MOST_ITEM_BYTES", 1000)
 
     with pytest.raises(UnexpectedResponseError, match="an item of more than"):
         list(split(b'{"items":[{"a":"' + b"x" * 3000, 10))

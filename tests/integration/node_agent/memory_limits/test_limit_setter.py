@@ -94,6 +94,18 @@ async def test_limits_that_other_programs_have_set_are_found_and_stay(
     assert (await setter.accounting(DeviceUuid(gpu(2).uuid))).foreign == ()
 
 
+async def test_a_cgroup_whose_name_is_no_text_is_named_in_what_can_be_sent(
+    node: LimitedNode,
+) -> None:
+    node.driver.limit_cgroups(Accounting.DMEM)
+    service = node.tree.make(os.fsdecode(b"system.slice/game\xff.service/inner")).parent
+    node.driver.set_limit(GPU, service, 4 * GIB)
+
+    (limit,) = (await node.setter().accounting(DEVICE)).foreign
+
+    assert limit.cgroup == f"{node.tree.root}/system.slice/game\ufffd.service"
+
+
 @BOTH
 async def test_what_a_partitioner_that_was_killed_in_a_trial_left_is_removed(
     node: LimitedNode, accounting: Accounting

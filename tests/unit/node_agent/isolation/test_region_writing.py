@@ -318,3 +318,25 @@ def test_a_record_that_another_process_has_by_now_is_not_changed(tmp_path: Path)
     identify(place, region.layout, region.slots[0], 70, {0: 518 * MIB})
 
     assert place.read_bytes() == bytes(image)
+
+
+def test_a_region_that_its_container_cuts_while_it_is_written_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = at(tmp_path / "c")
+    image = fresh()
+    process(image, 0, 7, totals=(200 * MIB,))
+    write(place, image)
+    region = read_region(place)
+    assert isinstance(region, Region)
+    pread = os.pread
+
+    def cut_after(descriptor: int, size: int, position: int) -> bytes:
+        content = pread(descriptor, size, position)
+        os.truncate(place, 0)
+        return content
+
+    monkeypatch.setattr(os, "pread", cut_after)
+
+    with pytest.raises(UnavailableError, match="its container has made it shorter"):
+        identify(place, region.layout, region.slots[0], 70, {0: 518 * MIB})

@@ -1,7 +1,7 @@
 """When deleted pods are noticed, and the GPU work of their programs is ended, in simulated time."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -190,7 +190,7 @@ async def test_a_server_whose_last_container_ends_while_it_hangs_closes_no_gpu()
 
 
 async def test_while_the_driver_does_not_respond_what_holds_a_container_is_not_known() -> None:
-    async def sample() -> Sequence[DeviceSample]:
+    async def sample() -> tuple[DeviceSample, ...]:
         raise UnavailableError("the NVIDIA driver did not respond")
 
     world = World(reading_s=0.0)
