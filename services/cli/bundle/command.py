@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from services.cli.api_client import ApiClient
+from services.cli.api_client import ApiClient, ListPage
 from services.cli.bundle.redaction import (
     HIDDEN,
     Pseudonyms,
@@ -26,7 +26,7 @@ from services.cli.pod_summary import summary_of
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import printable_lines
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 VIEWS = ("version", "state", "gpus", "leases", "preemptions", "budgets", "reports/idle")
@@ -95,7 +95,7 @@ def _documents(api: ApiClient, errors: dict[str, str]) -> Documents:
     for name, read in readers.items():
         try:
             documents[name] = read()
-        except LeaseholdError as error:
+        except (LeaseholdError, *UNDECODABLE) as error:
             errors[name] = str(error)
     return {
         name: document if name.startswith("settings/") else without_secrets(document)
@@ -104,8 +104,7 @@ def _documents(api: ApiClient, errors: dict[str, str]) -> Documents:
 
 
 def _items(api: ApiClient, path: str) -> list[Any]:
-    items: list[Any] = msgspec.json.decode(api.server.send("GET", path)).get("items") or []
-    return items
+    return api.server.read(path, ListPage).items or []
 
 
 def _gpu_pods(api: ApiClient) -> Iterator[dict[str, Any]]:
