@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,11 +158,12 @@ def _texts(
 
 
 def _write(file: Path, texts: Iterable[tuple[str, str]]) -> None:
-    with tarfile.open(file, "w:gz") as archive:
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(opened, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        file.chmod(0o600)
         for path, text in texts:
             content = text.encode()
             entry = tarfile.TarInfo(f"leasehold-bundle/{path}")
             entry.size = len(content)
             entry.mtime = int(time.time())
             archive.addfile(entry, io.BytesIO(content))
-    file.chmod(0o600)
