@@ -176,12 +176,14 @@ class KubernetesApi:
     ) -> Iterator[T]:
         chosen = {"limit": "500", **query}
         while True:
-            page = self.read(f"{path}?{urlencode(chosen)}", ListPage)
+            page = self.read(f"{path}?{urlencode(chosen)}", dict[str, Any])
             try:
-                yield from msgspec.convert(page.items or (), tuple[kind, ...])  # type: ignore[valid-type]
+                items = msgspec.convert(page.get("items") or (), tuple[kind, ...])  # type: ignore[valid-type]
+                metadata = msgspec.convert(page.get("metadata") or {}, dict[str, Any])
             except UNDECODABLE as error:
                 raise _unexpected(path, error) from error
-            chosen["continue"] = page.metadata.next_page
+            yield from items
+            chosen["continue"] = metadata.get("continue", "")
             if not chosen["continue"]:
                 return
 
@@ -319,15 +321,6 @@ class _TlsConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
-
-
-class ListMetadata(msgspec.Struct, frozen=True):
-    next_page: str = msgspec.field(name="continue", default="")
-
-
-class ListPage(msgspec.Struct, frozen=True):
-    items: list[Any] | None = None
-    metadata: ListMetadata = ListMetadata()
 
 
 def _unexpected(path: str, error: Exception) -> UnexpectedResponseError:

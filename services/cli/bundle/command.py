@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from services.cli.api_client import ApiClient, ListPage
+from services.cli.api_client import ApiClient
 from services.cli.bundle.redaction import (
     HIDDEN,
     Pseudonyms,
@@ -25,7 +25,7 @@ from services.cli.bundle.redaction import (
 from services.cli.commands import Bundle
 from services.cli.pod_summary import summary_of
 from services.node_agent.mig.gpu_models import GPU_MODELS
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiPod, ObjectList
 from shared.model.bounds import printable_lines
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
@@ -105,7 +105,7 @@ def _documents(api: ApiClient, errors: dict[str, str]) -> Documents:
 
 
 def _items(api: ApiClient, path: str) -> list[Any]:
-    return api.server.read(path, ListPage).items or []
+    return list(api.server.read(path, ObjectList[Any]).items or ())
 
 
 def _gpu_pods(api: ApiClient) -> Iterator[dict[str, Any]]:

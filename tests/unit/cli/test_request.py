@@ -1,6 +1,5 @@
 """`leasehold explain --request FILE`: manifests are explained without a cluster."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from services.cli.__main__ import main
-from services.cli.request.command import load
 from shared.kubernetes.manifests import pods_in
 from shared.model.errors import RequestError
 
@@ -594,8 +592,3 @@ def test_a_resource_of_no_system_has_the_one_that_was_meant_as_a_patch(
         "/spec/containers/0/resources/limits/nvidia.com~1gpu",
         "/spec/containers/0/resources/limits/nvdia.com~1gpu",
     }
-
-
-def test_standard_input_that_is_no_text_is_named() -> None:
-    with pytest.raises(RequestError, match="standard input cannot be read"):
-        load("-", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
