@@ -64,7 +64,7 @@ def create_missing(data: dict[str, bytes], now: datetime) -> None:
             trusted = trusted[1:]  # its replacement began anew before it issued anything
         created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
         data |= {CERTIFICATE: created.certificate, KEY: created.key}
-    current = certificates.load(data[CERTIFICATE])
+    current = _load(data, CERTIFICATE)
     others = [certificate for certificate in trusted if certificate != current]
     data[TRUSTED] = b"".join(
         certificate.public_bytes(Encoding.PEM) for certificate in (current, *others)
@@ -81,11 +81,10 @@ def issue(
     client: bool = True,
 ) -> None:
     """Issue a certificate if it is missing, due, or of an earlier CA and the new one is trusted."""
-    present = data.get(f"{name}.crt")
-    if present:
-        certificate = certificates.load(present)
-        if _is_by(certificate, certificates.load(data[CERTIFICATE])):
-            if not certificates.is_due(present, names, now):
+    if data.get(f"{name}.crt"):
+        certificate = _load(data, f"{name}.crt")
+        if _is_by(certificate, _load(data, CERTIFICATE)):
+            if not certificates.is_due(data[f"{name}.crt"], names, now):
                 return
         elif observed.loaded != data[TRUSTED] and any(
             _is_by(certificate, authority) for authority in _parsed(data[TRUSTED])
@@ -105,13 +104,13 @@ def rotation(data: Mapping[str, bytes]) -> Rotation:
     current, *others = _parsed(data[TRUSTED])
     if not others:
         return Rotation.COMPLETE
-    issued = [certificates.load(data[name]) for name in _names_of_issued(data)]
+    issued = [_load(data, name) for name in _names_of_issued(data)]
     is_replaced = all(_is_by(certificate, current) for certificate in issued)
     return Rotation.REPLACING if is_replaced else Rotation.TRUSTING
 
 
 def _issued(authority: x509.Certificate, data: Mapping[str, bytes]) -> bool:
-    return any(_is_by(certificates.load(data[name]), authority) for name in _names_of_issued(data))
+    return any(_is_by(_load(data, name), authority) for name in _names_of_issued(data))
 
 
 def _names_of_issued(data: Mapping[str, bytes]) -> list[str]:
@@ -126,10 +125,17 @@ def _is_by(issued: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
+def _load(data: Mapping[str, bytes], name: str) -> x509.Certificate:
+    try:
+        return certificates.load(data[name])
+    except RequestError as error:
+        raise RequestError(f"{name} is invalid: {error}") from error
+
+
 def _parsed(pem: bytes) -> list[x509.Certificate]:
     if not pem:
         return []
     try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+        return certificates.load_all(pem)
+    except RequestError as error:
         raise RequestError(f"{TRUSTED} or {CERTIFICATE} is invalid: {error}") from error

@@ -22,7 +22,7 @@ from services.auth.root_secret import AUTH, files_of_servers
 from services.topology import SERVICES
 from shared.credentials.turns import TooManyRequestsError, Turns
 from shared.model.clock import Clock, ExpiringMap
-from shared.model.errors import ConflictError, UnavailableError
+from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.runtime.service import loops
 
 REQUESTS = Counter(
@@ -108,14 +108,7 @@ class AuthService:
     async def reconcile(self) -> Mapping[str, bytes]:
         while True:
             stored, version = await self.secret_store.load()
-            data = root_secret.complete(
-                stored,
-                self.settings.names,
-                self._now(),
-                secrets.token_bytes,
-                namespace=self.namespaces.system,
-                observed=self._observed,
-            )
+            data = self._complete(stored)
             if data == stored:
                 break
             try:
@@ -139,6 +132,22 @@ class AuthService:
         self.expires_at = root_secret.expires_at(data)
         self._redis_users = root_secret.redis_user_rules(data)
         return data
+
+    def _complete(self, stored: Mapping[str, bytes]) -> dict[str, bytes]:
+        try:
+            return root_secret.complete(
+                stored,
+                self.settings.names,
+                self._now(),
+                secrets.token_bytes,
+                namespace=self.namespaces.system,
+                observed=self._observed,
+            )
+        except RequestError as error:
+            raise RequestError(
+                f"Secret {self.namespaces.system}/{self.secret_store.name}: {error}: remove that "
+                "entry of the Secret, and it is created again"
+            ) from error
 
     @loops(every_s=lambda auth: auth.timing.reconcile_s)
     async def reconcile_all(self) -> None:

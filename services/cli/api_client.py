@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 import msgspec
 
@@ -23,6 +23,7 @@ from shared.kubernetes.errors import (
     NotFoundError,
     OverloadedError,
     RequestRejectedError,
+    UnexpectedResponseError,
     UnreachableError,
     parse_error,
 )
@@ -77,11 +78,10 @@ class KubernetesApi:
         if credentials.token_file is not None:
             try:
                 return replace(credentials, token=credentials.token_file.read_text().strip())
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "it is no text"
                 raise KubeconfigError(
-                    str(credentials.token_file),
-                    f"cannot be read ({error.strerror})",
-                    "Check the path",
+                    str(credentials.token_file), f"cannot be read ({reason})", "Check the path"
                 ) from error
         if credentials.exec_plugin is None:
             return credentials
@@ -98,13 +98,15 @@ class KubernetesApi:
     ) -> tuple[int, bytes]:
         """Raises UnreachableError without a response."""
         credentials = self._complete
-        server = urlsplit(credentials.server)
-        connection: http.client.HTTPConnection = (
-            _TlsConnection(server.netloc, credentials)
-            if server.scheme == "https"
-            else http.client.HTTPConnection(server.netloc, timeout=TIMEOUT_S)
-        )
-        bearer = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+        server, connection = _connection(credentials)
+        token = credentials.token or ""
+        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        if not (token.isascii() and token.isprintable()):
+            raise KubeconfigError(
+                server.netloc,
+                "the token of its user has characters that no token has",
+                "Correct the token in the kubeconfig, or what its plugin returns",
+            )
         content = None if body is None else msgspec.json.encode(body)
         try:
             connection.request(method, f"{server.path}{path}", content, {**headers, **bearer})
@@ -116,7 +118,7 @@ class KubernetesApi:
                 f"its certificate is not trusted ({error.verify_message})",
                 "Check certificate-authority and server in the kubeconfig",
             ) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             shown = path.partition("?")[0]
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             why = f"{credentials.server} does not respond ({reason}): {self._advice}"
@@ -133,13 +135,20 @@ class KubernetesApi:
             return content
         raise _kubernetes_error(method, path, status, content)
 
+    def read(self, path: str, kind: type[T]) -> T:
+        """Raises KubernetesError; UnexpectedResponseError for what is no such object."""
+        content = self.send("GET", path)
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except UNDECODABLE as error:
+            raise _unexpected(path, error) from error
+
     def pod(self, namespace: str, name: str) -> "PodSummary":
         """Raises NothingFoundError."""
         from services.cli.pod_summary import summary_of
 
-        path = pod_path(namespace, name)
         try:
-            return summary_of(msgspec.json.decode(self.send("GET", path), type=ApiPod))
+            return summary_of(self.read(pod_path(namespace, name), ApiPod))
         except NotFoundError as error:
             raise NothingFoundError(
                 f"there is no pod {namespace}/{name}; `kubectl get pods -A` lists them, -n names "
@@ -148,14 +157,13 @@ class KubernetesApi:
 
     def manifest(self, namespace: str, name: str) -> Mapping[str, Any]:
         """Return a pod with all its fields."""
-        stored: dict[str, Any] = msgspec.json.decode(self.send("GET", pod_path(namespace, name)))
-        return stored
+        return self.read(pod_path(namespace, name), dict[str, Any])
 
     def selected(self, path: str, selector: str = "") -> Iterator[ObjectMeta]:
         query = {"labelSelector": selector} if selector else {}
         try:
-            for item in self.items(path, query):
-                yield msgspec.convert(item, ApiObject).metadata
+            for item in self.items(path, ApiObject, query):
+                yield item.metadata
         except RequestRejectedError as error:
             if error.response.code != 400:
                 raise
@@ -163,12 +171,19 @@ class KubernetesApi:
                 f"-l {selector!r} selects no labels ({error.response.message}): write a=b,c!=d"
             ) from error
 
-    def items(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> Iterator[Any]:
+    def items(
+        self, path: str, kind: type[T], query: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[T]:
         chosen = {"limit": "500", **query}
         while True:
-            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(chosen)}"))
-            yield from page.get("items") or ()
-            chosen["continue"] = page.get("metadata", {}).get("continue", "")
+            page = self.read(f"{path}?{urlencode(chosen)}", dict[str, Any])
+            try:
+                items = msgspec.convert(page.get("items") or (), tuple[kind, ...])  # type: ignore[valid-type]
+                metadata = msgspec.convert(page.get("metadata") or {}, dict[str, Any])
+            except UNDECODABLE as error:
+                raise _unexpected(path, error) from error
+            yield from items
+            chosen["continue"] = metadata.get("continue", "")
             if not chosen["continue"]:
                 return
 
@@ -279,6 +294,22 @@ def _explained(error: KubernetesError) -> Exception:
     return error
 
 
+def _connection(
+    credentials: ClusterCredentials,
+) -> tuple[SplitResult, http.client.HTTPConnection]:
+    try:
+        server = urlsplit(credentials.server)
+        if server.scheme == "https":
+            return server, _TlsConnection(server.netloc, credentials)
+        return server, http.client.HTTPConnection(server.netloc, timeout=TIMEOUT_S)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise KubeconfigError(
+            credentials.server,
+            f"it is not the URL of a server ({error})",
+            "Correct server in the kubeconfig",
+        ) from error
+
+
 class _TlsConnection(http.client.HTTPSConnection):
     """Its certificate may be for another name than that of the URL."""
 
@@ -290,6 +321,14 @@ class _TlsConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
+
+
+def _unexpected(path: str, error: Exception) -> UnexpectedResponseError:
+    shown = path.partition("?")[0]
+    return UnexpectedResponseError(
+        f"the response to GET {shown} is not what an API server returns ({error}): check that "
+        "server in the kubeconfig is one, not a proxy with a login page"
+    )
 
 
 class _Refusal(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Builds the webhook from real clients and serves it."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
@@ -123,14 +124,25 @@ async def default_priority_class(client: KubernetesClient) -> str:
     )
 
 
-async def read_quotas(
-    client: KubernetesClient, file: Mapping[Namespace, Quota]
-) -> Mapping[Namespace, Quota]:
-    latest = LatestSpecs(parse_spec)
-    with contextlib.suppress(NotFoundError):
-        for item in (await client.read(OBJECTS, ObjectList[RawObject])).items or ():
-            latest.apply(item)
-    return {**file, **latest.valid}
+@dataclass(slots=True)
+class QuotaReader:
+    """The last valid version of a GPUQuota counts, as for watchers."""
+
+    client: KubernetesClient
+    file: Mapping[Namespace, Quota] = field(default_factory=dict)
+    objects: LatestSpecs[Quota] = field(default_factory=lambda: LatestSpecs(parse_spec))
+
+    async def read(self) -> Mapping[Namespace, Quota]:
+        """Without a valid version, a namespace has no times, and not those of all others."""
+        items: Sequence[RawObject] = ()
+        with contextlib.suppress(NotFoundError):
+            items = (await self.client.read(OBJECTS, ObjectList[RawObject])).items or ()
+        for name in self.objects.items.keys() - {item.metadata.name for item in items}:
+            self.objects.remove(name)
+        for item in items:
+            self.objects.apply(item)
+        invalid = {name: Quota(namespace=name) for name in self.objects.problems}
+        return {**self.file, **invalid, **self.objects.valid}
 
 
 async def read_isolation(client: KubernetesClient) -> Mapping[Namespace, str]:
@@ -173,7 +185,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             policy=policy,
             default_priority_class=partial(default_priority_class, client),
             lease_claim=partial(lease_claim, bus),
-            read_quotas=partial(read_quotas, client, file=quotas),
+            read_quotas=QuotaReader(client, quotas).read,
             read_isolation=partial(read_isolation, client),
             rotate_certificate=certificate.run,
             clock=SystemClock(),

@@ -124,7 +124,7 @@ class TokenAuthenticator:
     is_anonymous: bool = False
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        given = token.strip().encode()
+        given = token.strip().encode(errors="surrogateescape")
         scopes = frozenset(
             scope for token, scope in self.tokens if hmac.compare_digest(token, given)
         )
@@ -172,7 +172,7 @@ class KubernetesAuthenticator:
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Raises UnavailableError if the API server does not respond."""
-        if not token:
+        if not token or not token.isascii():  # the API server issues no others
             return None
         digest = hashlib.sha256(token.encode()).digest()
         user = self._users.get(digest)

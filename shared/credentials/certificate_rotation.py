@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from shared.credentials import certificates
 from shared.credentials.certificate_stores import (
+    FILES,
     CertificateBundle,
     CertificateStore,
     ends_at,
@@ -21,6 +23,7 @@ from shared.credentials.certificate_stores import (
 )
 from shared.credentials.certificates import is_due
 from shared.credentials.serving_files import require_clients, server_context
+from shared.credentials.tls import NO_PASSPHRASE
 from shared.model.errors import LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ class ServingCertificate:
         self.bundle: CertificateBundle | None = None
         self._next: CertificateBundle | None = None
         """Its CA is published, and its certificate is used from the next refresh on."""
+        self._fault = ""
 
     def require(self, authorities: str) -> None:
         """Refuse new connections without a certificate of these authorities (PEM), and no others.
@@ -67,7 +71,7 @@ class ServingCertificate:
 
     def unready_reason(self) -> str | None:
         if self.bundle is None:
-            return "no certificate yet"
+            return f"no certificate yet{self._fault and f': {self._fault}'}"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
 
     @property
@@ -79,6 +83,8 @@ class ServingCertificate:
             self.require(await asyncio.to_thread(_read, self.client_ca))
         stored = await self.store.load()
         now = self.now()
+        if stored is not None and stored != self.bundle:
+            await asyncio.to_thread(self._check, stored)
         if stored is None or is_due(stored.certificate, self.names, now):
             fresh = await asyncio.to_thread(make, self.names, now, after=stored or self.bundle)
             if await self.store.save(fresh, after=stored):
@@ -88,6 +94,18 @@ class ServingCertificate:
             await self.trust(stored.trusted)
         if stored != self.bundle and not self._must_wait(stored, now):
             await asyncio.to_thread(self._use, stored)
+
+    def _check(self, stored: CertificateBundle) -> None:
+        try:
+            certificates.load(stored.certificate)
+            self._context_of(stored, self._authorities)
+            if stored.trusted:
+                certificates.load_all(stored.trusted)
+        except (RequestError, OSError) as error:  # ssl.SSLError is an OSError
+            raise RequestError(
+                f"the certificate in {self.store.place}, its key or its CA is invalid ({error}): "
+                f"remove {FILES['certificate']} there, and another certificate is created"
+            ) from error
 
     def _must_wait(self, stored: CertificateBundle, now: datetime) -> bool:
         """Return whether clients may not have the new CA yet."""
@@ -112,7 +130,7 @@ class ServingCertificate:
                 chain = Path(directory) / "tls.pem"  # ssl reads files only
                 chain.touch(mode=0o600)
                 chain.write_bytes(bundle.key + bundle.certificate)
-                context.load_cert_chain(chain)
+                context.load_cert_chain(chain, password=NO_PASSPHRASE)
         return context
 
     async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
@@ -120,9 +138,12 @@ class ServingCertificate:
             try:
                 await self.refresh()
             except LeaseholdError as error:
-                logger.warning("retrying to load the certificate in %g s: %s", PAUSE_S, error)
+                if str(error) != self._fault:
+                    logger.warning("retrying to load the certificate: %s", error)
+                self._fault = str(error)
                 await pause(PAUSE_S)
                 continue
+            self._fault = ""
             await pause(REFRESH_S)
 
 

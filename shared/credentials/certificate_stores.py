@@ -65,8 +65,13 @@ FILES = {
 
 
 class CertificateStore(Protocol):
+    @property
+    def place(self) -> str:
+        """As messages name it."""
+        ...
+
     async def load(self) -> CertificateBundle | None:
-        """Return None if there is no bundle yet. Raises RequestError if it is invalid."""
+        """Return None if there is no bundle yet. Raises RequestError if it cannot be read."""
         ...
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
@@ -77,6 +82,10 @@ class CertificateStore(Protocol):
 class DirectoryStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+
+    @property
+    def place(self) -> str:
+        return str(self.directory)
 
     async def load(self) -> CertificateBundle | None:
         paths = {part: self.directory / name for part, name in FILES.items()}
@@ -112,6 +121,10 @@ class SecretStore:
         self.namespace = namespace
         self.name = name
         self._version: str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"Secret {self.namespace}/{self.name}"
 
     async def load(self) -> CertificateBundle | None:
         """A Secret without a certificate counts as missing."""

@@ -71,25 +71,36 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
     ends = loaded.not_valid_after_utc
     if now >= begins + (ends - begins) / 2:
         return True
-    extension = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    try:
+        extension = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return True
+    except ValueError as error:
+        raise RequestError(f"the extensions of the certificate are invalid: {error}") from error
     return not {str(name.value) for name in extension.value}.issuperset(names)
 
 
 def load(certificate: bytes) -> x509.Certificate:
     """Raises RequestError."""
+    return load_all(certificate)[0]
+
+
+def load_all(pem: bytes) -> list[x509.Certificate]:
+    """Return one certificate at least. Raises RequestError."""
     try:
-        return x509.load_pem_x509_certificate(certificate)
+        return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise RequestError(f"the stored certificate is invalid: {error}") from error
+        why = str(error).partition(" See ")[0]
+        raise RequestError(f"it is no certificate in PEM: {why}") from error
 
 
 def _loaded(by: IssuedCertificate) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         key = serialization.load_pem_private_key(by.key, password=None)
     except (ValueError, TypeError) as error:
-        raise RequestError(f"the stored key of the CA is invalid: {error}") from error
+        raise RequestError(f"the key of the CA is invalid: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RequestError("the stored key of the CA is not an elliptic-curve key")
+        raise RequestError("the key of the CA is not an elliptic-curve key")
     return load(by.certificate), key
 
 

@@ -16,17 +16,20 @@ from shared.model.events.event import Event
 FORMAT = 1
 EVENTS_PER_MESSAGE = 256
 """Messages with more are refused unread: each event that is invalid costs a log line."""
+MOST_CONFIRMED = 65_536
+"""Numbers of one list: a sender keeps 2048 messages of a type until they are handled."""
 MAX_PAYLOAD = 4 * 2**20
 """The leases of a node are one message, however many containers its pods have."""
+_Numbers = Annotated[list[int], msgspec.Meta(max_length=MOST_CONFIRMED)]
 _Bound = msgspec.Meta(max_length=EVENTS_PER_MESSAGE)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    handled: list[int] = []
-    held: list[int] = []
+    handled: _Numbers = []
+    held: _Numbers = []
     """Received, and not handled yet."""
-    returned: list[int] = []
+    returned: _Numbers = []
 
 
 class _RawMessage(msgspec.Struct):

@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
 from shared.model.clock import in_background
+from shared.model.errors import RequestError
 from shared.nats.inbox import LocalHandlers
 from shared.runtime import health
 from shared.runtime.settings import ServiceSettings
@@ -60,14 +62,24 @@ async def open_process(
                 yield process
         finally:
             if settings.run_file is not None:
-                settings.run_file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    settings.run_file.unlink()
 
 
 async def _announce(process: SharedProcess, settings: ServiceSettings, address: str) -> None:
     await process.wait_ready()
     logger.info("ready on http://%s", address)
     if settings.run_file is not None:
-        settings.run_file.parent.mkdir(parents=True, exist_ok=True)
-        draft = settings.run_file.with_suffix(".new")
-        draft.write_text(json.dumps({"pid": os.getpid(), "http": address}))
-        draft.replace(settings.run_file)
+        _write(settings.run_file, json.dumps({"pid": os.getpid(), "http": address}))
+
+
+def _write(run_file: Path, text: str) -> None:
+    draft = run_file.with_suffix(".new")
+    try:
+        run_file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(run_file)
+    except OSError as error:
+        raise RequestError(
+            f"--run-file {run_file} cannot be written ({error.strerror}): choose another path"
+        ) from error

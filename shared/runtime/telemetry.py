@@ -45,6 +45,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
+from shared.model.errors import RequestError
 from shared.model.events.event import Event, is_traceparent
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.log_limits import LONGEST_TEXT, LONGEST_TRACEBACK, StatementLimit, shortened
@@ -362,10 +363,18 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     """Set up tracing; what the settings leave open, the SDK's variables decide.
 
     https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+
+    Raises RequestError if the directory cannot be created.
     """
     processors: list[SpanProcessor] = []
     if settings.trace_dir is not None:
-        settings.trace_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            settings.trace_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError(
+                f"--trace-dir {settings.trace_dir} cannot be created ({error.strerror}): choose "
+                "another directory"
+            ) from error
         processors.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
     if settings.otlp_endpoint or any(os.environ.get(name) for name in OTLP_ENDPOINTS):
         delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from shared.model.errors import RequestError
 
@@ -94,8 +95,24 @@ def _word(text: str, bounds: ValueBounds) -> str:
 def _check_urls(text: str, schemes: Sequence[str]) -> None:
     for part in parse_list(text) or ("",):
         scheme, _, rest = part.partition("://")
-        if scheme not in schemes or not rest:
+        if scheme not in schemes or not rest or not _is_url(part):
             raise ValueError(f"must be {_alternatives(schemes)}, followed by ://HOST:PORT")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return _is_host(parts.hostname or "") and (parts.port is None or parts.port >= 0)
+    except ValueError:
+        return False
+
+
+def _is_host(name: str) -> bool:
+    """Resolvers raise UnicodeError for labels that are empty or too long."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def without_password(text: str) -> str:
@@ -114,7 +131,8 @@ def parse_address(text: str) -> tuple[str, int]:
     ('127.0.0.1', 9100)
     """
     host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port[:6]) > 65535:
+    is_port = port.isascii() and port.isdecimal() and int(port[:6]) <= 65535
+    if not _is_host(host) or not is_port:
         raise ValueError("must be HOST:PORT, with a port of 0 to 65535")
     return host, int(port)
 

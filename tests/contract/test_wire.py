@@ -70,6 +70,15 @@ def test_a_message_with_more_events_than_any_sender_puts_into_one_is_refused_as_
     assert (events, len(errors)) == ([], reasons)
 
 
+def test_a_confirmation_with_more_numbers_than_any_receiver_holds_is_refused() -> None:
+    most = wire.Confirmation(held=[1] * wire.MOST_CONFIRMED)
+
+    assert wire.decode_confirmation(wire.encode_confirmation(most)) == most
+    for name in ("handled", "held", "returned"):
+        with pytest.raises(RequestError, match="length <= 65536"):
+            wire.decode_confirmation(msgpack.packb({name: [1] * (wire.MOST_CONFIRMED + 1)}))
+
+
 def test_a_message_with_more_valid_events_than_any_sender_puts_into_one_is_refused() -> None:
     gone = PodTerminated(
         pod=POD, namespace=Namespace("default"), name="train", node=NODE, phase="Failed"

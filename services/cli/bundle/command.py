@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,9 +25,9 @@ from services.cli.bundle.redaction import (
 from services.cli.commands import Bundle
 from services.cli.pod_summary import summary_of
 from services.node_agent.mig.gpu_models import GPU_MODELS
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiPod, ObjectList
 from shared.model.bounds import printable_lines
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 VIEWS = ("version", "state", "gpus", "leases", "preemptions", "budgets", "reports/idle")
@@ -95,7 +96,7 @@ def _documents(api: ApiClient, errors: dict[str, str]) -> Documents:
     for name, read in readers.items():
         try:
             documents[name] = read()
-        except LeaseholdError as error:
+        except (LeaseholdError, *UNDECODABLE) as error:
             errors[name] = str(error)
     return {
         name: document if name.startswith("settings/") else without_secrets(document)
@@ -104,8 +105,7 @@ def _documents(api: ApiClient, errors: dict[str, str]) -> Documents:
 
 
 def _items(api: ApiClient, path: str) -> list[Any]:
-    items: list[Any] = msgspec.json.decode(api.server.send("GET", path)).get("items") or []
-    return items
+    return list(api.server.read(path, ObjectList[Any]).items or ())
 
 
 def _gpu_pods(api: ApiClient) -> Iterator[dict[str, Any]]:
@@ -158,11 +158,12 @@ def _texts(
 
 
 def _write(file: Path, texts: Iterable[tuple[str, str]]) -> None:
-    with tarfile.open(file, "w:gz") as archive:
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(opened, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        file.chmod(0o600)
         for path, text in texts:
             content = text.encode()
             entry = tarfile.TarInfo(f"leasehold-bundle/{path}")
             entry.size = len(content)
             entry.mtime = int(time.time())
             archive.addfile(entry, io.BytesIO(content))
-    file.chmod(0o600)

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from services.cli.api_client import KubernetesApi
 from services.cli.pod_summary import PodSummary
 from shared.kubernetes.resource_claims import ApiResourceClaim, claim_path
 from shared.model.bounds import cut
-from shared.model.errors import UNDECODABLE, LeaseholdError
+from shared.model.errors import LeaseholdError
 from shared.model.requests.claim import DRIVER, REFUSED
 
 MOST_CLAIMS = 8
@@ -18,9 +16,8 @@ def refused_claim_lines(server: KubernetesApi, pod: PodSummary) -> Iterator[str]
     """Yield nothing for a claim that cannot be read, as by this user."""
     for name in pod.claim_objects[:MOST_CLAIMS]:
         try:
-            content = server.send("GET", claim_path(pod.namespace, name))
-            claim = msgspec.json.decode(content, type=ApiResourceClaim)
-        except (LeaseholdError, *UNDECODABLE):
+            claim = server.read(claim_path(pod.namespace, name), ApiResourceClaim)
+        except LeaseholdError:
             continue
         conditions = (
             condition

@@ -74,8 +74,7 @@ def _order(pod: ApiPod) -> tuple[bool, bool, float]:
 
 
 def _pods_of(server: KubernetesApi, namespace: str, kind: str, name: str) -> Iterator[ApiPod]:
-    for item in server.items(objects_path(namespace, "pods")):
-        pod = msgspec.convert(item, ApiPod)
+    for pod in server.items(objects_path(namespace, "pods"), ApiPod):
         owners = pod.metadata.owner_references
         if any(_is_of(owner.kind, owner.name, kind, name) for owner in owners):
             yield pod
@@ -85,8 +84,8 @@ def _newest_failure(server: KubernetesApi, namespace: str, kind: str, name: str)
     path = objects_path(namespace, "events")
     events = [
         event
-        for item in server.items(path, {"fieldSelector": f"reason={FAILED_CREATE}"})
-        if (event := msgspec.convert(item, _Event)).reason == FAILED_CREATE
+        for event in server.items(path, _Event, {"fieldSelector": f"reason={FAILED_CREATE}"})
+        if event.reason == FAILED_CREATE
         and (
             _is_of(event.involved_object.kind, event.involved_object.name, kind, name)
             or (not kind and name.startswith(f"{event.involved_object.name}-"))

@@ -197,13 +197,13 @@ class ManifestReport(View, frozen=True, kw_only=True):
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
     """`-` is standard input. Raises RequestError."""
-    if path == "-":
-        return "standard input", standard_input.read()
+    source = "standard input" if path == "-" else path
     try:
-        return path, Path(path).read_text(encoding="utf-8")
+        text = standard_input.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"{path} cannot be read: {reason}") from error
+        raise RequestError(f"{source} cannot be read: {reason}") from error
+    return source, text
 
 
 def load_watcher_rules(volcano_conf: Path | None) -> Rules:

@@ -42,6 +42,7 @@ class StatusPublisher:
     _written: dict[str, int] = field(default_factory=dict)
     """By path."""
     _paused_until_ms: int = 0
+    """By the clock of the ledger or of this host, either of which may be set back."""
 
     async def publish(
         self, budget: Budget, account: Account, current: Balance, *, changed: bool
@@ -85,14 +86,14 @@ class StatusPublisher:
         written = item.status or {}
         wanted = msgspec.to_builtins(status)
         same = all(written.get(key) == wanted.get(key) for key in _IN_FORCE)
-        recent = at_ms - self._written.get(path, 0) < every_ms
+        recent = 0 <= at_ms - self._written.get(path, 0) < every_ms
         if written != wanted and not (same and recent):
             self._written[path] = at_ms
             operation = {"op": "add", "path": "/status", "value": wanted}
             await self._write(objects.client.patch_json(path, [operation]), path, at_ms)
 
     async def _write(self, write: Coroutine[Any, Any, object], what: str, at_ms: int) -> None:
-        if at_ms < self._paused_until_ms:
+        if at_ms < self._paused_until_ms <= at_ms + RETRY_MS:
             write.close()
             return
         try:

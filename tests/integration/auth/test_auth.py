@@ -17,7 +17,7 @@ from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
 from shared.credentials.tls import TlsFiles
-from shared.model.errors import UnavailableError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.nats import subjects
@@ -153,6 +153,22 @@ async def test_replicas_that_start_together_store_the_same_secrets(tmp_path: Pat
 
     assert all(each == found[0] for each in found)
     assert len(set(files)) == 1
+
+
+async def test_an_invalid_entry_of_the_root_secret_is_named_with_its_remedy(
+    tmp_path: Path,
+) -> None:
+    cluster = AuthCluster()
+    async with cluster.served() as kube:
+        world = AuthWorld(tmp_path, cluster, kube, "unix:///x")
+        await world.auth.reconcile()
+        root = cluster.objects["secrets", "auth"]
+        root["server.crt"] = base64.b64encode(b"no PEM").decode()
+
+        with pytest.raises(RequestError, match=r"Secret .*/auth: server.crt is .*: remove that"):
+            await world.auth.reconcile()
+        del root["server.crt"]
+        await world.auth.reconcile()
 
 
 async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconnect(

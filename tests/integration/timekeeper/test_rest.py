@@ -208,6 +208,10 @@ async def test_tokens_decide_which_caller_reads_and_grants(
             odd = {"minutes": minutes, "reason": "odd"}
             await answer(await http.post(grants, headers=ADMIN, json=odd), 400)
         await answer(await http.post(grants, headers=ADMIN, data=b'{"minutes": "\xff"}'), 400)
+        long = body | {"reason": "x" * 40_000}
+        await answer(await http.post(grants, headers=ADMIN, json=long), 400)
+        keyed = ADMIN | {"Idempotency-Key": "k" * 64}
+        await answer(await http.post(grants, headers=keyed, json=body), 400)
     async with served(timekeeper) as http:
         await answer(await http.post(grants, json=body), 401)
 

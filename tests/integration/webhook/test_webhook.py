@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.webhook.wiring import read_quotas
+from services.webhook.wiring import QuotaReader
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.kubernetes.kinds.custom_kinds import API_VERSION
 from shared.kubernetes.kinds.gpu_quotas import OBJECTS
@@ -162,7 +162,7 @@ async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
         code, denial = await created(client, pod("long", VGPU, activeDeadlineSeconds=7201))
         names = (Namespace("default"), ALL_NAMESPACES)
         of_file = {name: Quota(namespace=name, max_run_s=30) for name in names}
-        both = await read_quotas(kube, of_file)
+        both = await QuotaReader(kube, of_file).read()
         one.webhook.quotas = {ALL_NAMESPACES: both[ALL_NAMESPACES]}
         made["other"] = (await created(client, pod("other", VGPU)))[1]["spec"].get(
             "activeDeadlineSeconds"
@@ -172,6 +172,30 @@ async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
     assert made == {"default": 5400, "own": 60, "plain": None, "other": 30}
     assert code == 422
     assert "the GPUQuota of namespace default allows 2h at most" in denial["message"]
+
+
+async def test_an_invalid_quota_does_not_give_its_namespace_the_run_times_of_all_others() -> None:
+    mine = Namespace("default")
+    others = {ALL_NAMESPACES: Quota(namespace=ALL_NAMESPACES, max_run_s=30)}
+    quota = {
+        "apiVersion": API_VERSION,
+        "kind": "GPUQuota",
+        "metadata": {"name": mine},
+        "spec": {"maxRunTime": "1d"},
+    }
+    async with cluster() as (api, kube, _):
+        api.store.create("customresourcedefinitions", older_definition("gpuquotas"))
+        await kube.create(OBJECTS, quota)
+        reader = QuotaReader(kube, others)
+        run_times = [(await reader.read())[mine].max_run_s]
+        for text in ("2h", "1d"):
+            await kube.patch_merge(f"{OBJECTS}/{mine}", {"spec": {"maxRunTime": text}})
+            run_times.append((await reader.read())[mine].max_run_s)
+        await kube.delete(f"{OBJECTS}/{mine}")
+        after = await reader.read()
+
+    assert run_times == [Quota(namespace=mine).max_run_s, 7200, 7200]
+    assert after == others
 
 
 async def test_pods_without_a_request_are_admitted_and_see_no_device(

@@ -14,10 +14,10 @@ from services.webhook.pod_admission import AdmissionPolicy
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
 from services.webhook.wiring import (
+    QuotaReader,
     RegistrationWriter,
     default_priority_class,
     read_isolation,
-    read_quotas,
 )
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
@@ -92,7 +92,7 @@ async def replica(
         policy=AdmissionPolicy(**policy),
         default_priority_class=partial(default_priority_class, kube),
         lease_claim=binders.lease,
-        read_quotas=partial(read_quotas, kube, file={}),
+        read_quotas=QuotaReader(kube).read,
         read_isolation=partial(read_isolation, kube),
         rotate_certificate=certificate.run,
         clock=SystemClock(),

@@ -151,9 +151,16 @@ def test_certificates_of_a_ca_that_nothing_knows_are_issued_anew_at_once() -> No
     assert is_trusted(installation.root["server.crt"], installation.root["ca.crt"])
 
 
-def test_trusted_cas_that_cannot_be_parsed_are_refused_by_name() -> None:
+@pytest.mark.parametrize("entry", ["ca.trusted", "ca.crt", "server.crt", "api.crt"])
+def test_an_entry_that_cannot_be_parsed_is_refused_by_name_and_created_again_once_removed(
+    entry: str,
+) -> None:
     installation = Installation()
-    installation.root["ca.trusted"] = b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"
+    installation.root[entry] = b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"
 
-    with pytest.raises(RequestError, match=r"ca\.trusted"):
+    with pytest.raises(RequestError, match=entry.replace(".", r"\.")):
         installation.reconcile()
+    del installation.root[entry]
+    installation.reconcile()
+
+    assert x509.load_pem_x509_certificates(installation.root[entry])

@@ -1,8 +1,14 @@
 """What a support bundle leaves out and renames, and what it loads."""
 
 import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from services.cli.bundle.command import _write
 from services.cli.bundle.redaction import (
     Pseudonyms,
     cluster_of,
@@ -96,3 +102,21 @@ def test_gpus_stand_for_the_nearest_simulated_models() -> None:
     ]
 
     assert layouts(nodes, models) == ["7xA100-80GB+1xT4", "1xA100-40GB+1xA100-40GB:mig"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_nobody_else_reads_a_bundle_while_it_is_written(tmp_path: Path, exists: bool) -> None:
+    file = tmp_path / "bundle.tar.gz"
+    if exists:
+        file.touch(mode=0o644)
+    modes: list[int] = []
+
+    def texts() -> Iterator[tuple[str, str]]:
+        modes.append(file.stat().st_mode & 0o777)
+        yield "errors.txt", "none"
+
+    _write(file, texts())
+
+    assert modes == [0o600]
+    with tarfile.open(file) as archive:
+        assert archive.getnames() == ["leasehold-bundle/errors.txt"]

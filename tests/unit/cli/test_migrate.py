@@ -1,5 +1,6 @@
 """`leasehold migrate FILE`: configurations of NVIDIA's device plugin are explained."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import main
+from services.cli.request.command import load
+from shared.model.errors import RequestError
 
 CONFIG_MAP = """\
 kind: ConfigMap
@@ -81,3 +84,8 @@ def test_a_file_that_is_no_configuration_is_an_error_in_one_line(
 
     assert code != 0
     assert len(err.strip().splitlines()) == 1
+
+
+def test_standard_input_that_is_no_text_is_named() -> None:
+    with pytest.raises(RequestError, match="standard input cannot be read"):
+        load("-", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))

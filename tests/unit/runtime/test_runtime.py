@@ -29,6 +29,7 @@ from shared.runtime import telemetry
 from shared.runtime.runner import STEADY_S, Runner, WaitReasons, run_loop
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
+from shared.runtime.shared_process import open_process
 from shared.runtime.span_attributes import pod_attributes
 
 
@@ -388,3 +389,23 @@ def test_objects_are_read_that_are_as_deep_as_api_servers_store_them(program: st
     )
 
     assert (found.stdout, found.returncode) == ("a\n", 0), found.stderr
+
+
+def test_a_directory_of_spans_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RequestError, match=r"--trace-dir .*/file/spans cannot be created"):
+        telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path / "file" / "spans"))
+
+
+async def test_a_run_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = ServiceSettings(run_file=tmp_path / "file" / "run.json")
+
+    async def run() -> None:
+        async with open_process(["test"], settings) as process:
+            process.add("test", {}).set()
+            await process.stop.wait()
+
+    with pytest.raises(RequestError, match=r"--run-file .*/file/run.json cannot be written"):
+        await run()

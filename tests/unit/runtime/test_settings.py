@@ -218,6 +218,22 @@ def test_a_word_that_is_none_of_the_choices_is_refused_with_them(
         parsed(KINDS[service], **{f"LEASEHOLD_{name.upper()}": value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTP", f"{'x' * 64}.example:9100"),
+        ("NATS_URL", f"nats://{'x' * 64}.example:4222"),
+        ("NATS_URL", "nats://[::1"),
+        ("NATS_URL", "nats://nats:port"),
+        ("NATS_URL", "nats://nats:70000"),
+        ("NATS_URL", "nats://:4222"),
+    ],
+)
+def test_an_address_that_no_connection_could_have_is_refused(name: str, value: str) -> None:
+    with pytest.raises(RequestError, match=rf"^LEASEHOLD_{name}='.*' must be .*HOST:PORT"):
+        parsed(KINDS["placer"], **{f"LEASEHOLD_{name}": value})
+
+
 def test_a_password_in_a_url_is_not_printed() -> None:
     with pytest.raises(RequestError) as refused:
         parsed(KINDS["placer"], LEASEHOLD_NATS_URL="http://me:secret@nats:4222")
