@@ -23,7 +23,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
-from shared.model.bounds import NAME, check_bounds
+from shared.model.bounds import LONGEST_FIELD, NAME, SHORT, check_text
 from shared.model.budgets.balance import OUT_OF_BUDGET
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Balance
 from shared.model.clock import ExpiringMap, Rate
@@ -34,7 +34,6 @@ from shared.model.errors import (
     RequestError,
     UnavailableError,
 )
-from shared.model.events.request_reply import GrantRequest
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
 from shared.runtime.bodies import BODY
@@ -143,16 +142,12 @@ class BudgetApi:
         body = _body(request)
         minutes = body.get("minutes")
         units = self.timekeeper.parse_grant(namespace, minutes)
-        grant = GrantRequest(
-            namespace=namespace,
-            minutes=str(minutes),
-            actor=actor[:NAME],
-            reason=str(body.get("reason", "")),
-            key=request.headers.get("Idempotency-Key", ""),
-        )
-        check_bounds(grant, f"the grant to {namespace}")
+        reason = str(body.get("reason", ""))
+        key = request.headers.get("Idempotency-Key", "")
+        check_text("reason", reason, LONGEST_FIELD)
+        check_text("Idempotency-Key", key, SHORT)
         balance = await self.timekeeper.add_grant(
-            namespace, units, actor=grant.actor, reason=grant.reason, key=grant.key
+            namespace, units, actor=actor[:NAME], reason=reason, key=key
         )
         return web.json_response(proof_of_concept_json(balance))
 

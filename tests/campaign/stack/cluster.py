@@ -152,7 +152,7 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
             kubeconfig.parent.mkdir(exist_ok=True)
             ca = (tls / "ca.crt").read_bytes()
             url = f"https://{servers.HOST}:{proxy.port}"
-            write_kubeconfig(kubeconfig, url, ca, "set by the proxy")
+            write_kubeconfig(kubeconfig, url, ca, "set-by-the-proxy")
             argv[at] = str(kubeconfig)
             continue
         tcp = cluster.tcp[name, server] = TcpProxy(plan.ports[server])
