@@ -91,8 +91,10 @@ class Trial:
             await asyncio.sleep(AGENT_S)
             self.node.end("agent")
             self.kills += 1
-            await asyncio.sleep(0.3)
-            self.node.start_agent()
+            try:
+                await asyncio.sleep(0.3)
+            finally:  # all pods may have been created meanwhile
+                self.node.start_agent()
 
     async def left(self) -> dict[str, str]:
         """Return the pods that have not ended, with their phase."""
