@@ -478,9 +478,9 @@ def test_a_namespace_with_too_many_groups_leaves_out_its_own_and_its_pods_have_t
 ) -> None:
     monkeypatch.setattr(pod_groups, "MOST_OF_NAMESPACE", 2)
     pods = PodTracker()
-    known = KnownGroup(min_member=3)
-    many = tuple((f"flood/g{number}", known) for number in range(3))
-    apply(pods, replace(NONE_LISTED, groups=(*many, ("ns/g", known))))
+    group = KnownGroup(min_member=3)
+    many = tuple((f"flood/g{number}", group) for number in range(3))
+    apply(pods, replace(NONE_LISTED, groups=(*many, ("ns/g", group))))
 
     in_flood = structs.replace(
         WAITING,
@@ -498,5 +498,5 @@ def test_a_namespace_with_too_many_groups_leaves_out_its_own_and_its_pods_have_t
         "and 2 of a namespace, large ones count as several: delete those that are not needed, and "
         "restart it"
     )
-    apply(pods, PodGroupChanges(kind=VOLCANO, groups=(("flood/g0", None), ("flood/g2", known))))
-    assert pods.groups.get(VOLCANO, "flood/g2") == known
+    apply(pods, PodGroupChanges(kind=VOLCANO, groups=(("flood/g0", None), ("flood/g2", group))))
+    assert pods.groups.get(VOLCANO, "flood/g2") == group

@@ -110,8 +110,8 @@ async def test_a_namespace_whose_pods_cannot_be_changed_holds_up_no_other(at: Ga
     at.pods.errors["stuck"] = [UnavailableError("failed calling webhook") for _ in range(3)]
     await at.add(gated("stuck"), *(replace(gated(name), namespace=name) for name in others))
     for namespace in (TEAM, *others):
-        known = budget(namespace, new_pods="admit", reported_at=at.world.clock.now())
-        await at.world.binder.save_budgets([known])
+        admitting = budget(namespace, new_pods="admit", reported_at=at.world.clock.now())
+        await at.world.binder.save_budgets([admitting])
 
     for _ in range(2):
         with pytest.raises(UnavailableError):
