@@ -18,7 +18,9 @@
  *                           lets it. HOW: kernel, ex, cooperative, graph (of 100 kernels), thread (in the
  *                           thread's own default stream), streams (two in turn), or address (by cuGetProcAddress)
  *   percents SECONDS US [HOW [LOOPS]]  as flood; what its launches need of the GPU's time, by seconds
- *   latency TIME US PERIOD [LOOPS]  a kernel each PERIOD microseconds; the time from launch to end
+ *   latency TIME US PERIOD [LOOPS]  a kernel each PERIOD microseconds on average (each from half to one and a
+ *                           half of it after the last, so not in step with the turns of other programs);
+ *                           the time from launch to end
  *   capture TIME            replay a graph while another thread captures again and again
  *   reload TIME US US       flood by a kernel, then by another, whose module may have the memory of the first
  *   launches TIME           launch empty kernels as fast as possible
@@ -364,14 +366,15 @@ static int latency(double seconds, long microseconds, long period, uint64_t loop
     enum { ROOM = 100000 };
     static double took[ROOM];
     struct work work;
+    unsigned seed = 1;
     int count = 0, error = prepare(&work, microseconds, "kernel", loops);
     prctl(PR_SET_TIMERSLACK, 1);
     for (double until = now() + seconds; !error && count < ROOM && now() < until; count++) {
-        double began = now();
+        double began = now(), interval = (double)period / 1e6 * (0.5 + (double)rand_r(&seed) / RAND_MAX);
         error = launch_in(&work, NULL);
         if (!error) error = CALL("cuCtxSynchronize", (void))();
         took[count] = now() - began;
-        double left = (double)period / 1e6 - took[count];
+        double left = interval - took[count];
         if (left > 0) usleep((useconds_t)(left * 1e6));
     }
     qsort(took, (size_t)count, sizeof *took, compare);

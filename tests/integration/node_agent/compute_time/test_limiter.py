@@ -3,6 +3,7 @@
 A program that is held up by a busy machine gets less than its limit, so a measurement is repeated.
 """
 
+import re
 import shutil
 import subprocess
 import time
@@ -132,6 +133,38 @@ def test_two_containers_with_25_and_75_percent_get_nine_tenths_of_that_at_once(
     for quarter, rest in (percents[:2], percents[2:]):
         assert 22.5 <= quarter <= 27, percents
         assert rest >= 67.5, percents
+
+
+def test_a_short_kernel_waits_half_as_long_beside_long_ones_of_a_container_with_a_limit(
+    nvml: GpuDriver, container: MakeContainer
+) -> None:
+    """Half of the median; a kernel that meets a long one waits for the driver's time slice."""
+    gpus = {100: gpu(1), 50: gpu(2)}
+    nvml.create(*gpus.values())
+    pynvml.nvmlInit()
+    long = {percent: container({own.uuid: percent}) for percent, own in gpus.items()}
+    for percent, own in gpus.items():
+        long[percent].load().send("flood 300s 20000 kernel 1")
+        wait_for(long[percent], own)
+    short = {percent: container({own.uuid: percent}).load() for percent, own in gpus.items()}
+
+    def medians_us() -> dict[int, int]:
+        for load in short.values():
+            load.send(f"latency {MEASURED_S:.0f}s 200 10000 1")
+        for _ in range(int(MEASURED_S / PERIOD_S)):
+            time.sleep(PERIOD_S)
+            long[50].show_measured(gpus[50])
+        results = {percent: load.result() for percent, load in short.items()}
+        return {
+            percent: int(re.search(r"p50_us=(\d+)", text)[1]) for percent, text in results.items()
+        }
+
+    for _ in range(TRIES):
+        medians = medians_us()
+        if medians[50] <= medians[100] / 2:
+            break
+
+    assert medians[50] <= medians[100] / 2, medians
 
 
 def test_each_way_to_launch_is_held(driver: GpuDriver, container: MakeContainer) -> None:
