@@ -16,6 +16,10 @@ _FOLDER = resources.files("shared.ledger") / "functions"
 LIBRARY_PREFIX = "leasehold_"
 _LINE = re.compile(r"\buser_function:(\d+)")
 _HASH_LENGTH = 12
+_LAYOUT = re.compile(r"^  ([A-Z]+) = \{\n((?:    .*\n)*)", re.MULTILINE)
+_POSITION = re.compile(r"^    ([A-Z_]+) = (\d+),$", re.MULTILINE)
+_ALIASES = re.compile(r"^local ([\w, ]+) = ((?:layouts\.[A-Z]+(?:, )?)+)$", re.MULTILINE)
+_FIELD = re.compile(r"\b([A-Z]+)\.([A-Z_]+)\b")
 
 
 class LedgerFunction(NamedTuple):
@@ -157,7 +161,9 @@ def modules() -> Mapping[str, str]:
     return {name.removesuffix(".lua"): texts[name] for name in sorted(texts)}
 
 
-def bundled(texts: Mapping[str, str]) -> Library:
+def bundled(modules: Mapping[str, str]) -> Library:
+    positions = _positions(modules["layouts"])
+    texts = {name: _with_positions(text, positions) for name, text in modules.items()}
     digest = hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in texts).encode())
     digest.update(f"{_BEGINNING}{[*_registrations(LIBRARY_PREFIX)]}".encode())
     name = f"{LIBRARY_PREFIX}{digest.hexdigest()[:_HASH_LENGTH]}"
@@ -169,6 +175,28 @@ def bundled(texts: Mapping[str, str]) -> Library:
         parts.append(f"{text}end\n\n")
     parts.extend(_registrations(name))
     return Library(name, "".join(parts), tuple(first_lines))
+
+
+def _positions(layouts: str) -> Mapping[str, str]:
+    """Return the position of each field: `{"DEVICE.FENCE": "8", ...}`."""
+    positions = {}
+    for layout, fields in _LAYOUT.findall(layouts):
+        for field, number in _POSITION.findall(fields):
+            positions[f"{layout}.{field}"] = number
+    return positions
+
+
+def _with_positions(text: str, positions: Mapping[str, str]) -> str:
+    """Return a module with numbers in place of its `D.FENCE`, after `local D = layouts.DEVICE`.
+
+    Looking up two tables for each field of a record took a fifth of the time of `reserve`.
+    """
+    layouts = {}
+    for names, values in _ALIASES.findall(text):
+        layouts.update(zip(names.split(", "), values.replace("layouts.", "").split(", "), strict=True))
+    return _FIELD.sub(
+        lambda field: positions.get(f"{layouts.get(field[1])}.{field[2]}", field[0]), text
+    )
 
 
 def _registrations(library_name: str) -> Iterable[str]:

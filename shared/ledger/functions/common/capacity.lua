@@ -139,7 +139,7 @@ function M.add_resource(node, name, room, used)
 end
 
 -- For each of `resources` its position (0: none), and its amount.
-function M.placed_amounts(resources, node)
+local function placed_amounts(resources, node)
   local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCES]
   if by_names[names] then return by_names[names] end
   local amounts, positions = {}, M.resource_positions(node)
@@ -149,9 +149,10 @@ function M.placed_amounts(resources, node)
   by_names[names], amounts_by_resources[resources] = amounts, by_names
   return amounts
 end
+M.placed_amounts = placed_amounts
 
 function M.add_to_node(node, resources, sign)
-  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
@@ -206,7 +207,7 @@ end
 
 function M.node_refusal(node, resources)
   if not node or node[N.STATUS] ~= 1 then return 'node-unknown' end
-  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at])

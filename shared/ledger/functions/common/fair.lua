@@ -16,8 +16,9 @@ local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, DEMAND, E, N = layouts.DEVICE, layouts.DEMAND, layouts.ENTITLEMENT, layouts.NODE
-local B, EXCLUSIVE = layouts.BOOKING, constants.EXCLUSIVE
+local B, D, DEMAND = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND
+local E, N = layouts.ENTITLEMENT, layouts.NODE
+local EXCLUSIVE = constants.EXCLUSIVE
 local PARTS = 1e9
 
 local M = {}

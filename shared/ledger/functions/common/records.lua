@@ -41,13 +41,6 @@ function readers.devices(value) return read_record(value, D) end
 
 readers.leases = lease.read
 
-function M.read_record(kind, name, value)
-  local record = readers[kind](value)
-  if record then return record end
-  M.unreadable[kind][name] = true
-  return false
-end
-
 -- Whether a value is the record of a lease, device or node.
 function M.is_readable(kind, value) return readers[kind](value) ~= nil end
 
@@ -58,18 +51,24 @@ function M.forget(kind, name)
 end
 
 function M.fetch(kind, names)
-  local cache, missing = caches[kind], {}
+  local cache, read, missing, count = caches[kind], readers[kind], {}, 0
   for i = 1, #names do
     local name = names[i]
     if cache[name] == nil then
       cache[name] = false
-      missing[#missing + 1] = name
+      count = count + 1
+      missing[count] = name
     end
   end
   local stored = server.call_all('HMGET', kind, missing)
-  for i = 1, #missing do
+  for i = 1, count do
     local value = stored[i]
-    if value then cache[missing[i]] = M.read_record(kind, missing[i], value) end
+    local record = value and read(value)
+    if record then
+      cache[missing[i]] = record
+    elseif value then
+      M.unreadable[kind][missing[i]] = true
+    end
   end
 end
 

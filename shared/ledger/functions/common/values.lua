@@ -26,21 +26,24 @@ end
 
 -- Whether the first and the last of a record's values have its types: all would take too long, and what damages one
 -- value changes how many follow.
-function M.has_types(record, layout)
+local function has_types(record, layout)
   local types, last = layout.TYPES, layout.COUNT
   return type(record[1]) == types[1] and type(record[last]) == types[last]
 end
+M.has_types = has_types
 
-local function whole_record(is_read, rest, ...)
-  if is_read and rest == -1 then return {...} end
+local function whole_record(layout, is_read, rest, ...)
+  if is_read and rest == -1 then
+    local record = {...}
+    if has_types(record, layout) then return record end
+  end
 end
 
 -- The record that was packed with this layout, or nil if it is missing or cannot be decoded. Another number of values
 -- leaves a rest, or the last one without its type.
 function M.record(value, layout)
   if not value or byte(value) ~= layout.FIRST_BYTE then return nil end
-  local record = whole_record(pcall(unpack_limit, value, layout.COUNT, #layout.HEADER))
-  if record and M.has_types(record, layout) then return record end
+  return whole_record(layout, pcall(unpack_limit, value, layout.COUNT, #layout.HEADER))
 end
 
 local function record_and_rest(rest, ...) return {...}, rest end
