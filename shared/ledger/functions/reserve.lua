@@ -43,7 +43,7 @@ local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, 
 
 -- Of this call: arguments; whether the caller has not read of all pods whose anti-affinity is not reported yet; waiting
 -- pods that come before others; and the reply.
-local expires_at, pods, counts, bounds, joined, known, new_lease
+local pods, counts, bounds, joined, known, new_lease
 local is_behind, pending, is_gone, has_rules, numbers, answer, new_repelling
 -- What was read of each pod: its first piece, its request, and its demand on the first candidate.
 local first_pieces, requests, first_demands
@@ -139,9 +139,18 @@ local function add_refusal(reasons, i)
     reasons.reserved_for_other or false})
 end
 
--- One share without an instance, the usual case: as below, but without intermediate tables.
-local function take_one(demand, resources, groups_text)
-  local name, booking, is_slotted = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS][2] > 0
+local function take_several(demand, resources, groups_text)
+  local reason = capacity.demand_refusal(demand, resources, groups_text)
+  if reason then return reason end
+  capacity.add_demand(demand, resources, groups_text, 1)
+  return nil, grants_for(demand)
+end
+
+-- Take a demand from its node and devices. One share without an instance is the usual case: as above, but without
+-- intermediate tables.
+local function take(demand, resources, groups_text)
+  local name, booking, slots = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS]
+  if #slots ~= 2 or slots[2] < 0 then return take_several(demand, resources, groups_text) end
   local node = node_of(name)
   local reason = node_refusal(node, resources)
   if reason then return reason end
@@ -150,22 +159,13 @@ local function take_one(demand, resources, groups_text)
   if reason then return reason .. ' of ' .. booking[B.DEVICE] end
   add_to_node(node, resources, 1)
   add_to_device(device, 1, groups_text, booking)
-  return nil, {is_slotted and take_slot(device) or -1, raise_fence(device)}
-end
-
-local function take(demand, resources, groups_text)
-  local slots = demand[DEMAND.SLOTS]
-  if #slots == 2 and slots[2] >= 0 then return take_one(demand, resources, groups_text) end
-  local reason = capacity.demand_refusal(demand, resources, groups_text)
-  if reason then return reason end
-  capacity.add_demand(demand, resources, groups_text, 1)
-  return nil, grants_for(demand)
+  return nil, {slots[2] > 0 and take_slot(device) or -1, raise_fence(device)}
 end
 
 local function put_reservation(pod, request, demand, number, packed_parts, grants)
   local version, at = ledger.next_version(), #numbers + 2
   records.put_lease(pod, new_lease(version, grants, packed_parts))
-  capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], expires_at, request[REQUEST.GANG])
+  capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
   return version
@@ -258,10 +258,9 @@ local function refuse_gang(leases_before, refused)
   return answer
 end
 
-return function(now, until_s, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels, ends,
-    rules_of_pods)
-  expires_at, pods, counts, bounds, joined, known = until_s, for_pods, candidate_counts, ends_of_pieces,
-    server.tail, read_version
+return function(now, expires_at, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels,
+    ends, rules_of_pods)
+  pods, counts, bounds, joined, known = for_pods, candidate_counts, ends_of_pieces, server.tail, read_version
   new_lease = lease.reserving(now, expires_at)
   numbers, answer, new_repelling = {}, {''}, {}
   first_pieces, requests, first_demands = {}, {}, {}
@@ -283,7 +282,7 @@ return function(now, until_s, for_pods, candidate_counts, ends_of_pieces, gang_n
     end
     if gang_needs[3] then gang_needs = false end
   end
-  local leases, unreadable = records.leases, records.unreadable.leases
+  local leases, unreadable, has_claims = records.leases, records.unreadable.leases, ledger.claim_count > 0
   for i = 1, #pods do
     local pod, number = pods[i], nil
     if is_gone[pod] then
@@ -295,7 +294,8 @@ return function(now, until_s, for_pods, candidate_counts, ends_of_pieces, gang_n
       refused[i] = {'record-unreadable'}
       if not gang_needs then add_refusal(refused[i], i) end
     else
-      local claim, reasons = claims.suspend(pod), nil
+      local claim = has_claims and claims.suspend(pod)
+      local reasons
       capacity.ends_by = ends and ends[i] or nil
       -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
       number, reasons = reserve(i, not claim and ranks[i], repels and repels[i])
@@ -316,6 +316,7 @@ return function(now, until_s, for_pods, candidate_counts, ends_of_pieces, gang_n
     return refuse_gang(leases_before, refused)
   end
   if #reserved_pods > 0 then
+    records.expiring[expires_at] = reserved_pods
     waiting.remove_waiting(reserved_pods)
     claims.delete_ended()
     for _, pod in ipairs(new_repelling) do repelling.add(unpack(pod)) end

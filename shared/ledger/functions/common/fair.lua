@@ -136,6 +136,16 @@ function M.load_entitlements()
   end
 end
 
+local function add(namespace, cores, mib)
+  local added = M.added[namespace]
+  if not added then
+    added = {0, 0}
+    M.added[namespace] = added
+  end
+  added[1], added[2] = added[1] + cores, added[2] + mib
+end
+M.add = add
+
 -- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
 function M.add_demand(namespace, demand, sign)
   local cores, mib = 0, 0
@@ -145,13 +155,7 @@ function M.add_demand(namespace, demand, sign)
     cores = cores + (booking[B.SHARING] == EXCLUSIVE and 100 or booking[B.CORES_PERCENT])
     mib = mib + booking[B.MEMORY_MIB]
   end
-  M.add(namespace, sign * cores, sign * mib)
-end
-
-function M.add(namespace, cores, mib)
-  local added = M.added[namespace] or {0, 0}
-  added[1], added[2] = added[1] + cores, added[2] + mib
-  M.added[namespace] = added
+  add(namespace, sign * cores, sign * mib)
 end
 
 -- Cores and MiB of the node's healthy devices.

@@ -14,7 +14,6 @@ local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 -- Records are those of `shared/ledger/records.py`. RESOURCES of a node: of those that begin with NUMA_CPUS_PREFIX, the
 -- CPUs of a NUMA node, its agent reports the capacity.
 local D, N = layouts.DEVICE, layouts.NODE
-local read_record = values.record
 
 local M = {}
 local caches, held_by_text
@@ -32,17 +31,12 @@ server.on_begin(function()
   held_by_text = {}
 end)
 
--- Each returns nil for what is no record.
-local readers = {}
-
-function readers.nodes(value) return read_record(value, N) end
-
-function readers.devices(value) return read_record(value, D) end
-
-readers.leases = lease.read
+-- Each returns nil for what is no record of the layout; `lease.read` knows its own.
+local readers = {leases = lease.read, devices = values.record, nodes = values.record_with_list}
+local record_layouts = {devices = D, nodes = N}
 
 -- Whether a value is the record of a lease, device or node.
-function M.is_readable(kind, value) return readers[kind](value) ~= nil end
+function M.is_readable(kind, value) return readers[kind](value, record_layouts[kind]) ~= nil end
 
 -- Delete a record that cannot be read.
 function M.forget(kind, name)
@@ -51,7 +45,7 @@ function M.forget(kind, name)
 end
 
 function M.fetch(kind, names)
-  local cache, read, missing, count = caches[kind], readers[kind], {}, 0
+  local cache, read, layout, missing, count = caches[kind], readers[kind], record_layouts[kind], {}, 0
   for i = 1, #names do
     local name = names[i]
     if cache[name] == nil then
@@ -63,7 +57,7 @@ function M.fetch(kind, names)
   local stored = server.call_all('HMGET', kind, missing)
   for i = 1, count do
     local value = stored[i]
-    local record = value and read(value)
+    local record = value and read(value, layout)
     if record then
       cache[missing[i]] = record
     elseif value then
