@@ -32,10 +32,13 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
-local encode, unpack_limit, substring = cmsgpack.pack, cmsgpack.unpack_limit, string.sub
+local encode, unpack_limit = cmsgpack.pack, cmsgpack.unpack_limit
+local find, substring, max = string.find, string.sub, math.max
 local demand_at, record_at, resources_of = lease.demand_at, values.record_at, lease.resources_of
 local node_of, device_of = records.node_of, records.device_of
 local node_refusal, device_refusal = capacity.node_refusal, capacity.device_refusal
+local index_lease, put_lease, next_version = capacity.index_lease, records.put_lease, ledger.next_version
+local must_wait, add_demand = fair.must_wait, fair.add_demand
 local add_to_node, add_to_device, set_slot = capacity.add_to_node, capacity.add_to_device, capacity.set_slot
 local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
 local MOST_GROUPS_BYTES, MOST_LEASE_BYTES = constants.MOST_GROUPS_BYTES, constants.MOST_LEASE_BYTES
@@ -84,7 +87,7 @@ local function read_pods(ranks)
       first_nodes[#first_nodes + 1] = demand[DEMAND.NODE]
       capacity.append_uuids(first_devices, demand)
     end
-    piece = piece + math.max(1, counts[i])
+    piece = piece + max(1, counts[i])
   end
   records.fetch('leases', pods)
   records.fetch('nodes', first_nodes)
@@ -93,7 +96,7 @@ local function read_pods(ranks)
 end
 
 local function take_slot(device)
-  local free = string.find(device[D.SLOT_MAP], '0', 1, true)
+  local free = find(device[D.SLOT_MAP], '0', 1, true)
   local slot = free and free - 1 or #device[D.SLOT_MAP]
   if device[D.HELD] ~= '' then
     while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
@@ -163,9 +166,9 @@ local function take(demand, resources, groups_text)
 end
 
 local function put_reservation(pod, request, demand, number, packed_parts, grants)
-  local version, at = ledger.next_version(), #numbers + 2
-  records.put_lease(pod, new_lease(version, grants, packed_parts))
-  capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], request[REQUEST.GANG])
+  local version, at = next_version(), #numbers + 2
+  put_lease(pod, new_lease(version, grants, packed_parts))
+  index_lease(pod, records.nodes[demand[DEMAND.NODE]], request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
   return version
@@ -181,7 +184,7 @@ local function reserve(i, rank, terms)
   local pod, request, count = pods[i], requests[i], counts[i]
   local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
   local resources, reasons = resources_of(request), nil
-  if fair.must_wait(namespace) then
+  if must_wait(namespace) then
     return nil, {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}, 0}}}
   end
   if #groups_text > MOST_GROUPS_BYTES then
@@ -215,12 +218,12 @@ local function reserve(i, rank, terms)
       local version = put_reservation(pod, request, demand, number, packed_parts, grants)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
-      fair.add_demand(namespace, demand, 1)
+      add_demand(namespace, demand, 1)
       return number
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. reason
-    if string.find(reason, 'record-size', 1, true) == 1 and count == 1 then
+    if find(reason, 'record-size', 1, true) == 1 and count == 1 then
       reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
     end
     if reason == 'quota' then

@@ -157,7 +157,10 @@ function M.add_to_node(node, resources, sign)
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
-    if at > 0 then amounts[at + 1] = amounts[at + 1] + sign * amount end
+    if at > 0 then
+      local used_at = at + 1
+      amounts[used_at] = amounts[used_at] + sign * amount
+    end
   end
   records.changed_nodes[node[N.NAME]] = true
 end

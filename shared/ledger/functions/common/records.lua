@@ -67,12 +67,16 @@ function M.fetch(kind, names)
 end
 
 function M.node_of(name)
-  if M.nodes[name] == nil then M.fetch('nodes', {name}) end
+  local node = M.nodes[name]
+  if node ~= nil then return node end
+  M.fetch('nodes', {name})
   return M.nodes[name]
 end
 
 function M.device_of(uuid)
-  if M.devices[uuid] == nil then M.fetch('devices', {uuid}) end
+  local device = M.devices[uuid]
+  if device ~= nil then return device end
+  M.fetch('devices', {uuid})
   return M.devices[uuid]
 end
 
