@@ -32,16 +32,22 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
-local encode, unpack_limit, substring = cmsgpack.pack, cmsgpack.unpack_limit, string.sub
-local demand_at, record_at = lease.demand_at, values.record_at
+local encode, unpack_limit = cmsgpack.pack, cmsgpack.unpack_limit
+local find, substring, max = string.find, string.sub, math.max
+local demand_at, record_at, resources_of = lease.demand_at, values.record_at, lease.resources_of
+local node_of, device_of = records.node_of, records.device_of
+local node_refusal, device_refusal = capacity.node_refusal, capacity.device_refusal
+local index_lease, put_lease, next_version = capacity.index_lease, records.put_lease, ledger.next_version
+local must_wait, add_demand = fair.must_wait, fair.add_demand
+local add_to_node, add_to_device, set_slot = capacity.add_to_node, capacity.add_to_device, capacity.set_slot
 local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
 local MOST_GROUPS_BYTES, MOST_LEASE_BYTES = constants.MOST_GROUPS_BYTES, constants.MOST_LEASE_BYTES
 local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, and of a slot and a fence
 
 -- Of this call: arguments; whether the caller has not read of all pods whose anti-affinity is not reported yet; waiting
 -- pods that come before others; and the reply.
-local now, expires_at, pods, counts, bounds, joined, known
-local is_behind, pending, is_gone, numbers, answer, new_repelling
+local pods, counts, bounds, joined, known, new_lease
+local is_behind, pending, is_gone, has_rules, numbers, answer, new_repelling
 -- What was read of each pod: its first piece, its request, and its demand on the first candidate.
 local first_pieces, requests, first_demands
 
@@ -81,7 +87,7 @@ local function read_pods(ranks)
       first_nodes[#first_nodes + 1] = demand[DEMAND.NODE]
       capacity.append_uuids(first_devices, demand)
     end
-    piece = piece + math.max(1, counts[i])
+    piece = piece + max(1, counts[i])
   end
   records.fetch('leases', pods)
   records.fetch('nodes', first_nodes)
@@ -90,12 +96,12 @@ local function read_pods(ranks)
 end
 
 local function take_slot(device)
-  local free = string.find(device[D.SLOT_MAP], '0', 1, true)
+  local free = find(device[D.SLOT_MAP], '0', 1, true)
   local slot = free and free - 1 or #device[D.SLOT_MAP]
   if device[D.HELD] ~= '' then
     while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
   end
-  capacity.set_slot(device, slot, '1')
+  set_slot(device, slot, '1')
   return slot
 end
 
@@ -113,7 +119,7 @@ local function grants_for(demand)
   end
   for uuid, device, _, _, number in capacity.each_share(demand, grants) do
     local slot = number > 0 and slots[uuid][number] or -1 - number
-    if number < 0 then capacity.set_slot(device, slot, '1') end
+    if number < 0 then set_slot(device, slot, '1') end
     values.append(grants, slot, raise_fence(device))
   end
   return grants
@@ -128,7 +134,7 @@ local function add_refusal(reasons, i)
   local node_rows, device_rows = {}, {}
   for candidate = 1, counts[i] do
     local demand = demand_on(i, candidate)
-    local node = records.node_of(demand[DEMAND.NODE])
+    local node = node_of(demand[DEMAND.NODE])
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
   end
@@ -136,34 +142,33 @@ local function add_refusal(reasons, i)
     reasons.reserved_for_other or false})
 end
 
--- One share without an instance, the usual case: as below, but without intermediate tables.
-local function take_one(demand, resources, groups_text)
-  local name, booking, is_slotted = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS][2] > 0
-  local node = records.node_of(name)
-  local reason = capacity.node_refusal(node, resources)
-  if reason then return reason end
-  local device = records.device_of(booking[B.DEVICE])
-  reason = capacity.device_refusal(device, name, groups_text, booking)
-  if reason then return reason .. ' of ' .. booking[B.DEVICE] end
-  capacity.add_to_node(node, resources, 1)
-  capacity.add_to_device(device, 1, groups_text, booking)
-  return nil, {is_slotted and take_slot(device) or -1, raise_fence(device)}
-end
-
-local function take(demand, resources, groups_text)
-  local slots = demand[DEMAND.SLOTS]
-  if #slots == 2 and slots[2] >= 0 then return take_one(demand, resources, groups_text) end
+local function take_several(demand, resources, groups_text)
   local reason = capacity.demand_refusal(demand, resources, groups_text)
   if reason then return reason end
   capacity.add_demand(demand, resources, groups_text, 1)
   return nil, grants_for(demand)
 end
 
+-- Take a demand from its node and devices. One share without an instance is the usual case: as above, but without
+-- intermediate tables.
+local function take(demand, resources, groups_text)
+  local name, booking, slots = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS]
+  if #slots ~= 2 or slots[2] < 0 then return take_several(demand, resources, groups_text) end
+  local node = node_of(name)
+  local reason = node_refusal(node, resources)
+  if reason then return reason end
+  local device = device_of(booking[B.DEVICE])
+  reason = device_refusal(device, name, groups_text, booking)
+  if reason then return reason .. ' of ' .. booking[B.DEVICE] end
+  add_to_node(node, resources, 1)
+  add_to_device(device, 1, groups_text, booking)
+  return nil, {slots[2] > 0 and take_slot(device) or -1, raise_fence(device)}
+end
+
 local function put_reservation(pod, request, demand, number, packed_parts, grants)
-  local version, at = ledger.next_version(), #numbers + 2
-  local lease_numbers = {constants.RESERVED, version, version, now, expires_at, 0, 0, grants}
-  records.put_lease(pod, lease.new(lease_numbers, packed_parts))
-  capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], expires_at, request[REQUEST.GANG])
+  local version, at = next_version(), #numbers + 2
+  put_lease(pod, new_lease(version, grants, packed_parts))
+  index_lease(pod, records.nodes[demand[DEMAND.NODE]], request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
   return version
@@ -173,26 +178,26 @@ local function too_large(what, size, most)
   return string.format('%s would have %d bytes, and the ledger stores at most %d', what, size, most)
 end
 
--- Write a lease of the i-th pod for the first candidate that fits. Without a rank nothing is reserved for others.
--- Returns nothing, or why none fits.
+-- Write a lease of the i-th pod for the first candidate that fits, and return the number of that; or nil, and why none
+-- fits. Without a rank nothing is reserved for others.
 local function reserve(i, rank, terms)
   local pod, request, count = pods[i], requests[i], counts[i]
   local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
-  local resources, reasons = lease.resources_of(request), nil
-  if fair.must_wait(namespace) then
-    return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}, 0}}}
+  local resources, reasons = resources_of(request), nil
+  if must_wait(namespace) then
+    return nil, {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}, 0}}}
   end
   if #groups_text > MOST_GROUPS_BYTES then
-    return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
+    return nil, {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
   end
-  local changed = selected.refusal(i)
+  local changed = has_rules and selected.refusal(i)
   for number = 1, count do
     local demand, packed_parts = demand_on(i, number), packed_parts_on(i, number)
     local name = demand[DEMAND.NODE]
     local reason, grants, excesses, charges
     local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2 + #packed_parts
     if bytes > MOST_LEASE_BYTES then
-      return {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)}
+      return nil, {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)}
     end
     if ledger.has_quotas then excesses, charges = quota.check(namespace, demand, request[REQUEST.LIMITED_RUN_S]) end
     if pending[1] and rank and waiting.is_reserved_for_other(pending, pod, namespace, rank, name) then
@@ -213,13 +218,12 @@ local function reserve(i, rank, terms)
       local version = put_reservation(pod, request, demand, number, packed_parts, grants)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
-      fair.add_demand(namespace, demand, 1)
-      selected.note(i, number == 1, true)
-      return nil
+      add_demand(namespace, demand, 1)
+      return number
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. reason
-    if string.find(reason, 'record-size', 1, true) == 1 and count == 1 then
+    if find(reason, 'record-size', 1, true) == 1 and count == 1 then
       reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
     end
     if reason == 'quota' then
@@ -228,7 +232,7 @@ local function reserve(i, rank, terms)
     end
     reasons.reserved_for_other = reasons.reserved_for_other or reason == 'reserved-for-other'
   end
-  return reasons or {'no candidate'}
+  return nil, reasons or {'no candidate'}
 end
 
 -- Nothing that was counted above is written: return the totals as stored.
@@ -257,10 +261,10 @@ local function refuse_gang(leases_before, refused)
   return answer
 end
 
-return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels, ends,
-    rules_of_pods)
-  now, expires_at, pods, counts, bounds, joined, known = at, until_s, for_pods, candidate_counts, ends_of_pieces,
-    server.tail, read_version
+return function(now, expires_at, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels,
+    ends, rules_of_pods)
+  pods, counts, bounds, joined, known = for_pods, candidate_counts, ends_of_pieces, server.tail, read_version
+  new_lease = lease.reserving(now, expires_at)
   numbers, answer, new_repelling = {}, {''}, {}
   first_pieces, requests, first_demands = {}, {}, {}
   is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
@@ -268,6 +272,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   local gang = gang_needs and not gang_needs[3] and gang_needs[1] or nil
   pending = waiting.pending_offers(now, read_pods(ranks), gang)
   is_gone = gone_pods.among(pods)
+  has_rules = rules_of_pods
   selected.begin(rules_of_pods, known)
 
   local leases_before, refused, reserved_pods = {}, {}, {}
@@ -280,27 +285,25 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     end
     if gang_needs[3] then gang_needs = false end
   end
+  local leases, unreadable, has_claims = records.leases, records.unreadable.leases, ledger.claim_count > 0
   for i = 1, #pods do
-    local pod = pods[i]
+    local pod, number = pods[i], nil
     if is_gone[pod] then
       numbers[#numbers + 1] = -3
-      selected.note(i, false, false)
-    elseif records.leases[pod] then
-      selected.note(i, false, false)
-      leases_before[i] = records.leases[pod]
-      numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod].value
-    elseif records.unreadable.leases[pod] then
-      selected.note(i, false, false)
+    elseif leases[pod] then
+      leases_before[i] = leases[pod]
+      numbers[#numbers + 1], answer[#answer + 1] = 0, leases[pod].value
+    elseif unreadable[pod] then
       refused[i] = {'record-unreadable'}
       if not gang_needs then add_refusal(refused[i], i) end
     else
-      local claim = claims.suspend(pod)
+      local claim = has_claims and claims.suspend(pod)
+      local reasons
       capacity.ends_by = ends and ends[i] or nil
       -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
-      local reasons = reserve(i, not claim and ranks[i], repels and repels[i])
-      if claim then claims.resume(pod, claim, not reasons) end
-      if reasons then selected.note(i, false, false) end
-      if not reasons then
+      number, reasons = reserve(i, not claim and ranks[i], repels and repels[i])
+      if claim then claims.resume(pod, claim, number) end
+      if number then
         reserved_pods[#reserved_pods + 1] = pod
       elseif gang_needs then
         refused[i] = reasons
@@ -308,6 +311,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
         add_refusal(reasons, i)
       end
     end
+    if has_rules then selected.note(i, number == 1, number) end
   end
   if gang_needs
     and (next(refused) or next(is_gone)
@@ -315,6 +319,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     return refuse_gang(leases_before, refused)
   end
   if #reserved_pods > 0 then
+    records.expiring[expires_at] = reserved_pods
     waiting.remove_waiting(reserved_pods)
     claims.delete_ended()
     for _, pod in ipairs(new_repelling) do repelling.add(unpack(pod)) end

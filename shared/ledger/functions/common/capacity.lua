@@ -40,12 +40,13 @@ function M.is_slot_taken(device, slot)
 end
 
 -- What leases use of a device, and what is held beyond them.
-function M.taken_of(device)
+local function taken_of(device)
   if device[D.HELD] == '' then return device[D.USED_MIB], device[D.USED_CORES], device[D.SHARES] end
   local held = records.held_of(device)
   return device[D.USED_MIB] + held.memory_mib, device[D.USED_CORES] + held.cores_percent,
     device[D.SHARES] + held.shares
 end
+M.taken_of = taken_of
 
 -- For each device of a demand its booking and its record, if there is one.
 function M.each_device(demand)
@@ -139,7 +140,7 @@ function M.add_resource(node, name, room, used)
 end
 
 -- For each of `resources` its position (0: none), and its amount.
-function M.placed_amounts(resources, node)
+local function placed_amounts(resources, node)
   local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCES]
   if by_names[names] then return by_names[names] end
   local amounts, positions = {}, M.resource_positions(node)
@@ -149,27 +150,32 @@ function M.placed_amounts(resources, node)
   by_names[names], amounts_by_resources[resources] = amounts, by_names
   return amounts
 end
+M.placed_amounts = placed_amounts
 
 function M.add_to_node(node, resources, sign)
-  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
-    if at > 0 then amounts[at + 1] = amounts[at + 1] + sign * amount end
+    if at > 0 then
+      local used_at = at + 1
+      amounts[used_at] = amounts[used_at] + sign * amount
+    end
   end
   records.changed_nodes[node[N.NAME]] = true
 end
 
-function M.add_amounts(device, memory, cores)
+local function add_amounts(device, memory, cores)
   device[D.USED_MIB] = device[D.USED_MIB] + memory
   device[D.USED_CORES] = device[D.USED_CORES] + cores
   records.changed_devices[device[D.UUID]] = true
 end
+M.add_amounts = add_amounts
 
 -- Add a booking to the use of a device (sign 1), or subtract it (sign -1).
 function M.add_to_device(device, sign, groups_text, booking)
   local _, memory, cores, shares, _, sharing, _, layout, mode = unpack(booking)
-  M.add_amounts(device, sign * memory, sign * cores)
+  add_amounts(device, sign * memory, sign * cores)
   device[D.SHARES] = device[D.SHARES] + sign * shares
   if sharing == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
   if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
@@ -206,7 +212,7 @@ end
 
 function M.node_refusal(node, resources)
   if not node or node[N.STATUS] ~= 1 then return 'node-unknown' end
-  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at])
@@ -217,33 +223,31 @@ function M.node_refusal(node, resources)
 end
 
 -- Why the device is not available, or nil.
-function M.unavailable(device, node_name)
+local function unavailable(device, node_name)
   if not device then return 'device-unknown' end
   if device[D.NODE] ~= node_name then return 'device-moved' end
   if device[D.STATUS] ~= 1 then
     return device[D.STATUS] == 2 and 'device-excluded' or 'device-unhealthy'
   end
 end
-
-local function is_closed(device)
-  return device[D.EXCLUSIVE]
-    or device[D.IS_CLAIMED] and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
-end
+M.unavailable = unavailable
 
 -- Why a booking does not fit on a device, or nil. The order is that of shared.model.devices.device.device_refusal.
 function M.device_refusal(device, node_name, groups_text, booking)
-  local reason = M.unavailable(device, node_name)
+  local reason = unavailable(device, node_name)
   if reason then return reason end
   local _, memory, cores, shares, new_slots, policy, slots, layout, mode = unpack(booking)
   local slotted = new_slots > 0
-  local memory_taken, cores_taken, shares_taken = M.taken_of(device)
+  local memory_taken, cores_taken, shares_taken = taken_of(device)
   if device[D.IS_MIG] ~= (layout ~= '') then return 'mode' end
   if slotted and shares_taken + shares > (slots > 0 and slots or device[D.SLOTS]) then return 'slots' end
   if groups_text ~= '' and M.has_group(device, groups_text) then return 'anti-affinity' end
   if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB]) then return 'memory' end
   if not (cores >= 0 and cores_taken + cores <= 100) then return 'cores' end
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
-  if is_closed(device) then return 'in-exclusive-use' end
+  if device[D.EXCLUSIVE] or device[D.IS_CLAIMED] and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL]) then
+    return 'in-exclusive-use'
+  end
   if cores_taken >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
   local held = shares_taken > device[D.SHARES] and records.held_of(device)
   if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout then return 'layout' end
@@ -275,13 +279,12 @@ function M.expire_at(pod, expires_at)
   pods[#pods + 1] = pod
 end
 
--- Add a new lease to the indexes.
-function M.index_lease(pod, node, expires_at, gang)
+-- Add a new lease to the indexes of nodes and gangs.
+function M.index_lease(pod, node, gang)
   if gang ~= '' then values.append(records.gang_members, 0, gang .. '|' .. pod) end
   local parts = records.lease_nodes
   local last = #parts
   parts[last + 1], parts[last + 2] = node[N.NUMBER], pod
-  if expires_at > 0 then M.expire_at(pod, expires_at) end
 end
 
 return M

@@ -98,8 +98,8 @@ end
 -- Delete the claims that have ended; call this once the function cannot refuse any more.
 function M.delete_ended()
   if #ended_claims > 0 then
-    call('HDEL', server.prefix .. 'claims', unpack(ended_claims))
-    call('ZREM', server.prefix .. 'claim-nodes', unpack(ended_claims))
+    server.call_all('HDEL', 'claims', ended_claims)
+    server.call_all('ZREM', 'claim-nodes', ended_claims)
     M.save_count()
   end
 end

@@ -16,8 +16,9 @@ local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, DEMAND, E, N = layouts.DEVICE, layouts.DEMAND, layouts.ENTITLEMENT, layouts.NODE
-local B, EXCLUSIVE = layouts.BOOKING, constants.EXCLUSIVE
+local B, D, DEMAND = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND
+local E, N = layouts.ENTITLEMENT, layouts.NODE
+local EXCLUSIVE = constants.EXCLUSIVE
 local PARTS = 1e9
 
 local M = {}
@@ -135,6 +136,16 @@ function M.load_entitlements()
   end
 end
 
+local function add(namespace, cores, mib)
+  local added = M.added[namespace]
+  if not added then
+    added = {0, 0}
+    M.added[namespace] = added
+  end
+  added[1], added[2] = added[1] + cores, added[2] + mib
+end
+M.add = add
+
 -- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
 function M.add_demand(namespace, demand, sign)
   local cores, mib = 0, 0
@@ -144,13 +155,7 @@ function M.add_demand(namespace, demand, sign)
     cores = cores + (booking[B.SHARING] == EXCLUSIVE and 100 or booking[B.CORES_PERCENT])
     mib = mib + booking[B.MEMORY_MIB]
   end
-  M.add(namespace, sign * cores, sign * mib)
-end
-
-function M.add(namespace, cores, mib)
-  local added = M.added[namespace] or {0, 0}
-  added[1], added[2] = added[1] + cores, added[2] + mib
-  M.added[namespace] = added
+  add(namespace, sign * cores, sign * mib)
 end
 
 -- Cores and MiB of the node's healthy devices.

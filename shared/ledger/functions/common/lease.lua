@@ -64,8 +64,15 @@ function M.read(value)
   return is_read and lease or nil
 end
 
--- A new lease, from its numbers and its other parts as they were sent.
-function M.new(numbers, packed_parts) return {value = LEASE_HEADER .. encode(numbers) .. packed_parts} end
+-- Returns a function that makes the leases of one call, from a version, grants, and the other parts as they were sent:
+-- most of the numbers are packed once for all of them.
+function M.reserving(now, expires_at)
+  local state, times = LEASE_HEADER .. NUMBERS.HEADER .. encode(constants.RESERVED), encode(now, expires_at, 0, 0)
+  return function(version, grants, packed_parts)
+    local packed_version = encode(version)
+    return {value = state .. packed_version .. packed_version .. times .. encode(grants) .. packed_parts}
+  end
+end
 
 -- Pack the numbers of a lease again.
 function M.update(lease)

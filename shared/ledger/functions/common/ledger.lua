@@ -120,8 +120,9 @@ function M.open(may_write)
 end
 
 function M.next_version()
-  M.version = M.version + 1
-  return M.version
+  local version = M.version + 1
+  M.version = version
+  return version
 end
 
 function M.highest_number(time) return time[1] * 1000 + MAX_AHEAD_MS end

@@ -20,7 +20,8 @@ local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local D, E, Q, U = layouts.DEVICE, layouts.EXCESS, layouts.QUOTA, layouts.USAGE
 local CHARGE, CHARGES = layouts.CHARGE, layouts.CHARGES
-local B, DEMAND, REQUEST, EXCLUSIVE = layouts.BOOKING, layouts.DEMAND, layouts.REQUEST, constants.EXCLUSIVE
+local B, DEMAND, REQUEST = layouts.BOOKING, layouts.DEMAND, layouts.REQUEST
+local EXCLUSIVE = constants.EXCLUSIVE
 
 local M = {}
 local rules, used_by, node_kinds, charges, freed, changed

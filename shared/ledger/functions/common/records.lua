@@ -14,7 +14,6 @@ local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 -- Records are those of `shared/ledger/records.py`. RESOURCES of a node: of those that begin with NUMA_CPUS_PREFIX, the
 -- CPUs of a NUMA node, its agent reports the capacity.
 local D, N = layouts.DEVICE, layouts.NODE
-local read_record = values.record
 
 local M = {}
 local caches, held_by_text
@@ -32,24 +31,12 @@ server.on_begin(function()
   held_by_text = {}
 end)
 
--- Each returns nil for what is no record.
-local readers = {}
-
-function readers.nodes(value) return read_record(value, N) end
-
-function readers.devices(value) return read_record(value, D) end
-
-readers.leases = lease.read
-
-function M.read_record(kind, name, value)
-  local record = readers[kind](value)
-  if record then return record end
-  M.unreadable[kind][name] = true
-  return false
-end
+-- Each returns nil for what is no record of the layout; `lease.read` knows its own.
+local readers = {leases = lease.read, devices = values.record, nodes = values.record_with_list}
+local record_layouts = {devices = D, nodes = N}
 
 -- Whether a value is the record of a lease, device or node.
-function M.is_readable(kind, value) return readers[kind](value) ~= nil end
+function M.is_readable(kind, value) return readers[kind](value, record_layouts[kind]) ~= nil end
 
 -- Delete a record that cannot be read.
 function M.forget(kind, name)
@@ -58,28 +45,38 @@ function M.forget(kind, name)
 end
 
 function M.fetch(kind, names)
-  local cache, missing = caches[kind], {}
+  local cache, read, layout, missing, count = caches[kind], readers[kind], record_layouts[kind], {}, 0
   for i = 1, #names do
     local name = names[i]
     if cache[name] == nil then
       cache[name] = false
-      missing[#missing + 1] = name
+      count = count + 1
+      missing[count] = name
     end
   end
   local stored = server.call_all('HMGET', kind, missing)
-  for i = 1, #missing do
+  for i = 1, count do
     local value = stored[i]
-    if value then cache[missing[i]] = M.read_record(kind, missing[i], value) end
+    local record = value and read(value, layout)
+    if record then
+      cache[missing[i]] = record
+    elseif value then
+      M.unreadable[kind][missing[i]] = true
+    end
   end
 end
 
 function M.node_of(name)
-  if M.nodes[name] == nil then M.fetch('nodes', {name}) end
+  local node = M.nodes[name]
+  if node ~= nil then return node end
+  M.fetch('nodes', {name})
   return M.nodes[name]
 end
 
 function M.device_of(uuid)
-  if M.devices[uuid] == nil then M.fetch('devices', {uuid}) end
+  local device = M.devices[uuid]
+  if device ~= nil then return device end
+  M.fetch('devices', {uuid})
   return M.devices[uuid]
 end
 

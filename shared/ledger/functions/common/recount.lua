@@ -49,7 +49,8 @@ function M.add_lease(pod, of_pod, expires_at)
   end
   fair.add_demand(request[REQUEST.NAMESPACE], demand, 1)
   capacity.add_demand(demand, lease.resources_of(request), request[REQUEST.GROUPS], 1)
-  capacity.index_lease(pod, records.node_of(demand[DEMAND.NODE]), expires_at, request[REQUEST.GANG])
+  capacity.index_lease(pod, records.node_of(demand[DEMAND.NODE]), request[REQUEST.GANG])
+  if expires_at > 0 then capacity.expire_at(pod, expires_at) end
 end
 
 -- The name of the node with this number, or nil.

@@ -44,9 +44,9 @@ local function is_uncounted(name, pod)
   return true
 end
 
--- Why the rules of the i-th pod may not hold any more, or nil.
+-- Why the rules of the i-th pod may not hold any more, or nil. This and `note`: only if there are rules of any pod.
 function M.refusal(i)
-  local rules = of_pods and of_pods[i]
+  local rules = of_pods[i]
   if not rules then return nil end
   for _, name in ipairs(rules[2]) do
     if unexpected[name] or versions[name] > known then return 'selected-pods-changed' end
@@ -58,7 +58,7 @@ end
 
 -- Note what became of the i-th pod: whether it was reserved for on its first candidate, and on any at all.
 function M.note(i, as_expected, is_reserved)
-  local rules = of_pods and of_pods[i]
+  local rules = of_pods[i]
   if not rules then return end
   for _, name in ipairs(rules[1]) do
     if not as_expected then unexpected[name] = true end

@@ -49,18 +49,17 @@ end
 -- Names with the packed values to be written; and all values joined, after the size of a packed array of
 -- their lengths, and that array.
 local function packed_records(changed, cache)
-  local parts, joined, lengths = {}, {}, {}
+  local parts, joined, lengths, count = {}, {}, {}, 0
   for name in pairs(changed) do
     local record = cache[name]
     if record then
       local value = encode(record)
-      parts[#parts + 1] = name
-      parts[#parts + 1] = value
-      joined[#joined + 1] = value
-      lengths[#joined] = #value
+      count = count + 1
+      parts[2 * count - 1], parts[2 * count] = name, value
+      joined[count], lengths[count] = value, #value
     end
   end
-  if #joined == 0 then return parts, '' end
+  if count == 0 then return parts, '' end
   local packed = encode(lengths)
   return parts, struct_pack('<I4', #packed) .. packed .. table.concat(joined)
 end
@@ -89,7 +88,8 @@ function M.write_changes(cause)
   if next(records.freed_nodes) or records.inventory_changes.reasons then ledger.capacity = ledger.capacity + 1 end
   local version = ledger.next_version()
   for name in pairs(records.changed_nodes) do
-    if records.nodes[name] then records.nodes[name][N.VERSION] = version end
+    local node = records.nodes[name]
+    if node then node[N.VERSION] = version end
   end
   local node_parts, node_values = packed_records(records.changed_nodes, records.nodes)
   local device_parts, device_values = packed_records(records.changed_devices, records.devices)
