@@ -112,17 +112,28 @@ class ReclaimApi(TrivialApi):
         if is_dry or name in self.evicted or name not in self.pods:
             return
         self.evicted.add(name)
+        self.write_status(name, {"phase": "Succeeded"})
+
+    def explain(self, name, body):
+        """Show why a pod waits: pods without a reason are published again and again."""
+        if name in self.pods and name not in self.bound:
+            self.write_status(name, json.loads(body)["status"])
+
+    def write_status(self, name, fields):
         self.version += 1
         event = json.loads(self.pods[name])
         event["type"] = "MODIFIED"
         event["object"]["metadata"]["resourceVersion"] = str(self.version)
-        event["object"]["status"] = {"phase": "Succeeded"}
+        event["object"]["status"] |= fields
         self.pods[name] = json.dumps(event).encode() + b"\n"
         self.send(self.pods[name])
 
     def write(self, path, body):
-        if path.endswith("/eviction"):
-            self.evict(path.split("/")[-2], body)
+        *_, name, subresource = path.split("/")
+        if subresource == "eviction":
+            self.evict(name, body)
+        elif subresource == "status":
+            self.explain(name, body)
 
 
 async def create_all(api, run, count, priority):

@@ -460,6 +460,25 @@ async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: Re
     assert waited.stale == ("waiting",)
 
 
+async def test_every_node_is_reserved_for_a_pod_that_more_of_its_quota_is_offered_to(
+    leases: RedisLeases,
+) -> None:
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
+    high = WaitingPod(
+        queued=replace(queued("high", priority=5), namespace=TEAM),
+        refusal=Refusal(reason="over quota", quota=TEAM),
+        capacity=await leases.capacity(),
+    )
+    await leases.waiting_pods.enqueue([high])
+    await leases.quotas.save([], read_at=NOW + 1)
+    offers = await leases.waiting_pods.choose_offers(now=NOW)
+    assert [pod.pod for pod in offers.pods] == ["high"]
+
+    outcome = await refusal(leases, reservation("low", namespace=Namespace("others")))
+
+    assert outcome.reserved_for_other
+
+
 async def test_a_raised_quota_is_offered_to_all_pods_that_wait_for_it(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
     pods = [f"waiting-{n:02d}" for n in range(20)]

@@ -267,6 +267,23 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(leases: R
     assert not (await refusal(leases, equal, now=NOW + 1)).reserved_for_other
 
 
+@pytest.mark.nodes(a=2, b=2)
+async def test_an_offer_reserves_no_node_of_which_nothing_was_freed_since_its_pods_verdict(
+    leases: RedisLeases,
+) -> None:
+    """The pod does not fit there, by its node selector for example."""
+    await fill(leases)
+    await let_wait(leases, queued("high", priority=5))
+    await leases.release([PodUid("full-0")], reason="test")
+    assert await offered(leases) == ["high"]
+
+    on_freed_node = await refusal(leases, low("low"), now=NOW + 1)
+    on_another = reservation("other", share("b"), node="b")
+    await reserve(leases, structs.replace(on_another, priority=-1), now=NOW + 1)
+
+    assert on_freed_node.reserved_for_other
+
+
 async def test_nothing_is_reserved_for_a_pod_once_its_offer_was_refused_or_has_expired(
     leases: RedisLeases,
 ) -> None:

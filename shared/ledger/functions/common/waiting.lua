@@ -302,6 +302,17 @@ function M.pending_offers(now, lowest_ranks, gang)
   return pending
 end
 
+-- The capacity number that a pod's verdict was decided at: an offer raises the one in `verdicts`. What was freed later
+-- may be its own; as may be any node's capacity once its quota has more left.
+local function decided_at(offer)
+  if offer.is_open and not offer.decided_at then
+    local pod = M.waiting_of(call('HGET', server.prefix .. 'waiting', offer.pod))
+    local of_quota = M.quota_namespace(offer.group)
+    offer.decided_at = pod and not of_quota and tonumber(pod[W.VERDICT]) or -1
+  end
+  return offer.decided_at or offer.verdict
+end
+
 -- Return whether the node's free capacity is reserved for a pod that comes before this one. Between pods
 -- of one namespace only the rank counts.
 function M.is_reserved_for_other(pending, pod, namespace, rank, name)
@@ -311,9 +322,7 @@ function M.is_reserved_for_other(pending, pod, namespace, rank, name)
     if offer.namespace == namespace then is_before = offer.rank < rank end
     if is_before and offer.pod ~= pod then
       freed_at[name] = freed_at[name] or tonumber(call('ZSCORE', server.prefix .. 'freed-nodes', name) or 0)
-      if (offer.is_open or offer.verdict < freed_at[name]) and M.room_for(offer.group, name) > 0 then
-        return true
-      end
+      if decided_at(offer) < freed_at[name] and M.room_for(offer.group, name) > 0 then return true end
     end
   end
   return false

@@ -1,16 +1,19 @@
 """What is damaged is written anew: by the leader, if damage lasts, and not in a loop."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
 
+from services.binder.ledger_sync import record_watch
 from services.binder.ledger_sync.record_watch import (
     MOST_RENEWED,
     MOST_REPAIRS,
     NOT_AGAIN_S,
     READ_S,
 )
+from shared.ledger.total_checks import Difference, LedgerReading
 from shared.model.events.pod_events import ResyncRequested
 from shared.model.leases.lease import Lease, LeaseState
 from tests.support.binder.events import activation, bound, in_state, listing, report
@@ -134,6 +137,24 @@ async def test_totals_that_are_not_the_sums_of_their_leases_close_the_ledger(
 
     assert not await is_open(world)
     assert world.metrics.anomalies["totals_wrong"] == 1
+
+
+async def test_bindings_go_on_while_totals_are_compared(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await new_world(lease())
+    threads = list[int]()
+
+    def note_thread(reading: LedgerReading) -> list[Difference]:
+        threads.append(threading.get_ident())
+        return []
+
+    monkeypatch.setattr(record_watch, "CHECKS", (note_thread,))
+
+    await read(world)
+
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_ledger_with_many_damaged_records_is_rebuilt(new_world: NewWorld) -> None:
