@@ -9,9 +9,10 @@ from shared.model.leases.lease import Share
 from shared.model.requests.host_ports import has_ports
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NodeOrder, PodRequest
-from shared.placing.choice.container_choice import DevicePick, build_shares
+from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import (
     DeviceChooser,
+    build_shares,
     devices_on,
     is_selective,
     numa_cpus,
