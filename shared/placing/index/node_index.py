@@ -11,8 +11,7 @@ from shared.placing.choice.device_choice import allowed_modes, device_chooser, d
 from shared.placing.index.anti_affinity_index import AntiAffinityIndex
 from shared.placing.index.fragmentation import Fragmentation
 from shared.placing.index.no_fit import Explanation, NoFit
-from shared.placing.index.node_eligibility import NodeEligibility
-from shared.placing.index.node_sets import NodeSets
+from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.pod_counts import PodCounts
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
 from shared.placing.index.threshold_column import NodeSet, store
