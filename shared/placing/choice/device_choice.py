@@ -1,7 +1,8 @@
 """The choice of devices on one node for a pod; pure.
 
 All devices of a pod are in one mode. `PodRequest.prefer_mig` decides whether shares or instances
-are tried first.
+are tried first. A container with an amount in units, as most have, is served by
+`_simple_device_chooser`; all others by the choosers of `container_choice`.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -220,6 +221,7 @@ def device_chooser(request: PodRequest) -> DeviceChooser:
 
 
 def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
+    """Choose the first devices, in the pod's order, that have the units and the cores free."""
     [container] = request.containers
     gpus = container.gpus
     free_cores = required_free_cores(container)
