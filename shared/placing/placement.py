@@ -18,8 +18,8 @@ from shared.placing.choice.device_choice import (
     numa_cpus,
 )
 from shared.placing.index.no_fit import NoFit
-from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
-from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes, PlannedKind, RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little

@@ -1,8 +1,7 @@
 """The choice of devices on one node for a pod; pure.
 
 All devices of a pod are in one mode. `PodRequest.prefer_mig` decides whether shares or instances
-are tried first. A container with an amount in units, as most have, is served by
-`_simple_device_chooser`; all others by the choosers of `container_choice`.
+are tried first. `container_choice` chooses for each container.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -1,60 +1,30 @@
 """Nodes for each kind of request, sorted by how well they fit; pure."""
 
 from collections.abc import Hashable
-from functools import lru_cache
 
-from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodQueued
 from shared.model.requests.request import PodRequest
 from shared.placing.advice import QuotaChanges
-from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
+from shared.placing.choice.device_choice import device_key
 from shared.placing.index.anti_affinity_index import AntiAffinityIndex
 from shared.placing.index.fragmentation import Fragmentation
 from shared.placing.index.no_fit import Explanation, NoFit
 from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.pod_counts import PodCounts
-from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
+from shared.placing.index.ranked_nodes import (
+    CACHED_KINDS,
+    PlannedKind,
+    RankedNodes,
+    RequestKind,
+    RequestPlan,
+    ranking_for,
+)
 from shared.placing.index.threshold_column import NodeSet, store
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
 
 CACHED_PLANS = 8_192
-CACHED_KINDS = 64
 CACHED_COPIES = 256
-
-
-class PlannedKind:
-    __slots__ = ("kind", "likely", "need")
-
-    def __init__(self, kind: RequestKind, need: int) -> None:
-        self.kind = _one_object(kind)
-        self.likely = self.kind
-        if kind.cores not in {0, 1, 100}:
-            self.likely = _one_object(kind._replace(cores=1))
-        """The kind that leaves the percentage of cores out: see `NodeIndex.likely_nodes`."""
-        self.need = need
-
-
-@lru_cache(CACHED_KINDS)
-def _one_object(kind: RequestKind) -> RequestKind:
-    """Dictionaries find the same object without comparing its fields."""
-    return kind
-
-
-class RequestPlan:
-    __slots__ = ("choose", "kinds", "refused", "share_kinds")
-
-    def __init__(self, request: PodRequest) -> None:
-        modes = allowed_modes(request)
-        self.kinds = [PlannedKind(*request_kind(request, mode)) for mode in modes]
-        self.share_kinds = [
-            kind
-            for kind, mode in zip(self.kinds, modes, strict=True)
-            if mode is DeviceMode.HAMI_CORE
-        ]
-        self.choose = device_chooser(request)
-        self.refused = False
-        """No node fitted the last request: likely ones are not tried before the next is decided."""
 
 
 EXACT_CORES_USES = 256
