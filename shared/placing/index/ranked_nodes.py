@@ -13,9 +13,10 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from shared.model.bounds import BILLION
 from shared.model.devices.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.quantity import peak
-from shared.model.requests.request import GpuRequest, NodeOrder, PodRequest
+from shared.model.requests.request import ALL_PERCENT, GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
 from shared.placing.choice.device_choice import allowed_modes, device_chooser
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
@@ -96,6 +97,8 @@ def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
 
 def _need(container: GpuRequest) -> tuple[str, int]:
     if not container.whole:
+        if container.memory_billionths:
+            return PERCENT, ALL_PERCENT * container.memory_billionths // BILLION
         if container.memory_percent is not None:
             return PERCENT, container.memory_percent
         if container.memory_bytes is not None:
