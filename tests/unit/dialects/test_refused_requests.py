@@ -35,6 +35,10 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "item 33 memory without a number": (
         vgpu(memory=3000), {}, "container c: .* needs volcano.sh/vgpu-number",
     ),
+    "a negative amount": (
+        {"nvidia.com/gpu.shared": -1}, {"scheduler": "hami-scheduler"},
+        "container c: nvidia.com/gpu.shared must be 0 or more, got -1$",
+    ),
     "bytes for MiB": (
         vgpu(number=1, memory=3 * GI), {}, "is a number of MiB, .*: for 3Gi write 3072$",
     ),
