@@ -29,9 +29,9 @@ from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
+from shared.placing.index.device_stages import Excluded
 from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
-from shared.placing.index.node_sets import Excluded
 from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
 from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.placer.metrics import count
 from services.placer.rounds.decisions import CandidateCount, DecisionContext, split_into_units
+from services.placer.rounds.gang_rounds import GangRounds
 from services.placer.rounds.rounds import Rounds
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
@@ -59,6 +60,7 @@ class Placer:
             self.tracing,
             self.ledger_mirror.read_now,
         )
+        self.gang_rounds = GangRounds(self.rounds)
 
     def unready_reason(self) -> str | None:
         return self.ledger_mirror.unready_reason()
@@ -80,7 +82,7 @@ class Placer:
                 if unit.gang is None:
                     await self.rounds.place(unit.pods)
                 else:
-                    await self.rounds.place_gang(unit.gang, unit.pods)
+                    await self.gang_rounds.place(unit.gang, unit.pods)
         except BaseException:
             self.rounds.forget_published(newest.keys())
             raise
@@ -99,7 +101,7 @@ class Placer:
         while True:
             await self.clock.sleep(RULES_EVERY_S)
             if self.unready_reason() is None:
-                changed = self.rounds.refused_by_rules.take_changed(self.mirror.capacity)
+                changed = self.rounds.refused.by_rules.take_changed(self.mirror.capacity)
                 if changed:
                     yield changed
 

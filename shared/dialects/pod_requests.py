@@ -12,7 +12,7 @@ from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rul
 from shared.dialects.isolation_words import STRICT, parse_isolation
 from shared.dialects.meant_resources import translated
 from shared.dialects.nvidia import dialect as nvidia
-from shared.dialects.strict_values import shown
+from shared.dialects.strict_values import check_range, shown
 from shared.model.bounds import (
     HIGHEST_INDEX,
     MOST_CONTAINERS,
@@ -75,6 +75,7 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     ('nvidia', True)
     """
     _check_sizes(pod)
+    _check_signs(pod)
     _check_mixed(pod)
     requests = [
         request for dialect in enabled(rules) if (request := dialect.parse(pod, rules)) is not None
@@ -163,6 +164,13 @@ def _check_sizes(pod: PodManifest) -> None:
             f"{len(requesting)} containers of the pod request GPUs; at most {MOST_WITH_GPUS} are "
             "allowed"
         )
+
+
+def _check_signs(pod: PodManifest) -> None:
+    """The API server admits pods before it validates them."""
+    for container in pod.containers:
+        for name in sorted(container.amounts.keys() & _OWNERS.keys()):
+            check_range(container.name, name, container.amounts[name], 0)
 
 
 def _check_shares(request: PodRequest) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_PREFIXES, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest
@@ -338,11 +339,9 @@ def _belongs_to_limits(
     fault: str, word: Word, pod: PodManifest, there: Change, value: str
 ) -> MisplacedKey:
     text = f"{fault}; {word.name} is a resource: write it into the container's limits"
-    requesting = [
-        container for container in pod.containers if container.amounts.keys() & GPU_RESOURCES
-    ]
-    container = (requesting or [*pod.containers])[0]
-    moved = Change(there.place, there.name), limit(container.name, word.name, value)
+    requesting = (it for it in pod.containers if it.amounts.keys() & GPU_RESOURCES)
+    container = next((it.name for it in chain(requesting, pod.containers)), "")
+    moved = Change(there.place, there.name), limit(container, word.name, value)
     return MisplacedKey(text, moved, is_resource=True)
 
 

@@ -9,16 +9,17 @@ from shared.model.leases.lease import Share
 from shared.model.requests.host_ports import has_ports
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NodeOrder, PodRequest
-from shared.placing.choice.container_choice import DevicePick, build_shares
+from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import (
     DeviceChooser,
+    build_shares,
     devices_on,
     is_selective,
     numa_cpus,
 )
 from shared.placing.index.no_fit import NoFit
-from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
-from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes, PlannedKind, RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little

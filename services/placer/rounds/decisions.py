@@ -89,12 +89,14 @@ class DecisionContext:
         if event.request.node_order.compares and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.restricted
-        result = self.quotas.place_within(
-            event,
-            lambda request: self._place(_with_within(restricted(event, request), within)),
-            self.index,
-            where_placed,
-        )
+
+        def choice_for(request: PodRequest) -> tuple[Placement, ...] | Refusal:
+            return self._place(_with_within(restricted(event, request), within))
+
+        if self.quotas.has_refused(event):
+            result = self.quotas.place_within(event, choice_for, self.index, where_placed)
+        else:
+            result = choice_for(event.request)
         if not isinstance(result, Refusal):
             request = event.request
             self.index.mirror.reserve(

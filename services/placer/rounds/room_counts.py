@@ -4,8 +4,7 @@ from math import inf
 
 from shared.model.requests.host_ports import has_ports
 from shared.model.requests.request import PodRequest
-from shared.placing.choice.container_choice import build_shares
-from shared.placing.choice.device_choice import choose_devices, fits
+from shared.placing.choice.device_choice import build_shares, choose_devices, fits
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.threshold_column import NodeSet, store
 from shared.placing.mirror.node_mirror import (

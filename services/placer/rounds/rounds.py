@@ -1,4 +1,4 @@
-"""Rounds: decide, reserve, and repeat where the ledger disagreed; of a gang, enough at once."""
+"""Rounds: decide, reserve, publish, and repeat where the ledger disagreed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,44 +8,17 @@ from functools import partial
 from msgspec import structs
 
 from services.placer.metrics import count
-from services.placer.rounds.decisions import (
-    DecisionContext,
-    RefusedPod,
-    RoundDecisions,
-    decide,
-)
-from services.placer.rounds.gang_decisions import (
-    changed_verdicts,
-    choose_beside,
-    choose_offer_recipients,
-    decide_gang,
-    strictest,
-)
-from services.placer.rounds.gang_domains import topology_of, values_on
-from services.placer.rounds.refusal_texts import (
-    DEFERRED,
-    GANG_NOT_DECIDED,
-    gang_does_not_fit,
-    gang_too_small,
-    member_refused,
-    too_large_refusal,
-    with_different_minimums,
-)
-from services.placer.rounds.refused_by_rules import RefusedByRules
+from services.placer.rounds.decisions import DecisionContext, RefusedPod, RoundDecisions, decide
+from services.placer.rounds.gang_decisions import choose_beside
+from services.placer.rounds.refusal_texts import too_large_refusal
+from services.placer.rounds.refused_pods import RefusedPods
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
-from shared.model.events.pod_events import (
-    PlacementChosen,
-    PlacementRefused,
-    PodQueued,
-    message_digest,
-)
+from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.ledger import (
-    RESERVED_FOR_OTHER,
     AlreadyLeased,
-    GangEnrollment,
     GangIncomplete,
     GonePod,
     NoCapacity,
@@ -53,20 +26,18 @@ from shared.model.leases.ledger import (
     ReservationOutcome,
     ReservedLease,
     TooLarge,
-    WaitingPod,
     WaitResult,
     reservation_for,
 )
-from shared.model.names import NodeName, PodUid
-from shared.model.requests.placement import Placement, Refusal
+from shared.model.names import PodUid
+from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang, Within
-from shared.placing.index.threshold_column import store
 from shared.placing.node_filters import reaches
 from shared.runtime import telemetry
 from shared.runtime.span_attributes import NAMESPACE, POD_NAME, POD_UID
 from shared.runtime.telemetry import Tracing
 
-CACHED_REASONS = 65_536
+MOST_UNPUBLISHED = 65_536
 SECOND_COPY_S = 0.5
 """Two watchers send each pod within this time of each other."""
 
@@ -127,7 +98,7 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
 
 @dataclass(eq=False)
 class Rounds:
-    """Until the ledger agrees, pods are decided on one by one and gangs as one."""
+    """Until the ledger agrees, pods are decided on one by one."""
 
     ledger: RedisLeases
     clock: Clock
@@ -141,11 +112,7 @@ class Rounds:
         self.mirror = self.context.mirror
         self.quotas = self.context.quotas
         self.events: list[PlacementEvent] = []
-        self.refused_by_rules = RefusedByRules(self.context.index.pod_counts)
-        self._reasons: dict[PodUid, str] = {}
-        """The reason that this replica last published for each waiting pod."""
-        self._decided_at = 0
-        """Where the mirror's changes ended before the last decisions."""
+        self.refused = RefusedPods(self.ledger, self.clock, self.context)
         self._unpublished: set[PodUid] = set()
         """Pods whose handler failed: they may have leases that were not published."""
 
@@ -156,13 +123,12 @@ class Rounds:
 
     def forget_published(self, pods: Collection[PodUid]) -> None:
         """Publish the next outcome for these pods in any case: their handler has failed."""
-        for pod in pods:
-            self._reasons.pop(pod, None)
-        if len(self._unpublished) >= CACHED_REASONS:
+        self.refused.forget_published(pods)
+        if len(self._unpublished) >= MOST_UNPUBLISHED:
             self._unpublished.clear()
         self._unpublished.update(pods)
 
-    async def _reserve(
+    async def reserve(
         self, decisions: RoundDecisions, gang: Gang | None, *, live: int | None = None
     ) -> list[PodQueued]:
         """Return the pods without a lease.
@@ -182,7 +148,7 @@ class Rounds:
                 case AlreadyLeased(lease=lease):
                     decisions.ledger_disagreed = True
                     count("already_leased")
-                    self._repeat_leases([lease], [pod])
+                    self.repeat_leases([lease], [pod])
                 case NoCapacity():
                     self._apply_no_capacity(decisions, pod, outcome, candidates, capacity)
                     if not outcome.reserved_for_other:
@@ -196,7 +162,7 @@ class Rounds:
                 case GonePod():
                     decisions.ledger_disagreed = True
                     decisions.gone.append(pod)
-                    self._drop_gone([pod.pod])
+                    self.refused.drop_gone([pod.pod])
         return undecided
 
     async def _request(
@@ -250,90 +216,6 @@ class Rounds:
             return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s, live=exactly)
         return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
 
-    async def _write_refusals(
-        self,
-        refused: Sequence[RefusedPod],
-        capacity: int,
-        recipients: Collection[PodUid] | None = None,
-        min_members: int = 0,
-    ) -> WaitResult:
-        """Store refused pods as waiting, unless capacity freed since may help them.
-
-        Freed capacity is offered to the `recipients`, all by default. With `min_members`, pods are
-        not stored if that many of their gang exist by now.
-        """
-        if not refused:
-            return WaitResult()
-        for pod, _ in refused:
-            self.refused_by_rules.add(pod, self._decided_at)
-        result = await self.ledger.waiting_pods.enqueue(
-            [
-                self._waiting(
-                    pod,
-                    refusal,
-                    self.quotas.decided_at(pod, capacity),
-                    receives_offers=recipients is None or pod.pod in recipients,
-                    min_members=min_members,
-                )
-                for pod, refusal in refused
-            ]
-        )
-        self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
-        self._drop_gone(result.gone)
-        stale = set(result.stale)
-        leases = {lease.pod: lease for lease in result.already_leased}
-        dropped = stale | set(result.gone)
-        changed = set(result.changed)
-        count("stale", len(stale))
-        count("already_leased", len(leases))
-        count("refused", len(refused) - len(dropped) - len(leases))
-        for pod, refusal in refused:
-            if pod.pod in leases:
-                self._repeat_leases([leases[pod.pod]], [pod])
-            elif pod.pod not in dropped and (
-                pod.pod in changed or not self._is_published(pod, refusal)
-            ):
-                self._publish_refusal(pod, refusal)
-        return result
-
-    def _waiting(
-        self,
-        pod: PodQueued,
-        refusal: Refusal,
-        capacity: int,
-        *,
-        receives_offers: bool = True,
-        min_members: int = 0,
-    ) -> WaitingPod:
-        return WaitingPod(
-            queued=pod,
-            refusal=refusal,
-            capacity=capacity,
-            waiting_since=self.clock.now(),
-            receives_offers=receives_offers,
-            min_members=min_members,
-        )
-
-    async def _defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
-        """Store pods as waiting until their capacity has been offered to others; return stale ones.
-
-        No event is published: this takes a moment, and ends with a placement or a verdict.
-        """
-        if not deferred:
-            return []
-        result = await self.ledger.waiting_pods.enqueue(
-            [self._waiting(pod, DEFERRED, RESERVED_FOR_OTHER) for pod in deferred]
-        )
-        self._drop_gone(result.gone)
-        ready = {*result.stale, *(lease.pod for lease in result.already_leased)}
-        return [pod for pod in deferred if pod.pod in ready]
-
-    def _drop_gone(self, pods: Collection[PodUid]) -> None:
-        count("gone", len(pods))
-        for pod in pods:
-            self._reasons.pop(pod, None)
-            self.refused_by_rules.discard(pod)
-
     def _apply_lease(
         self,
         decisions: RoundDecisions,
@@ -371,7 +253,7 @@ class Rounds:
         for candidate in taken:
             self.mirror.note_contention(candidate.node)
 
-    def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
+    def repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
         """Until their nodes have activated them, leases are published again.
 
         A placer has just published the lease for the second copy of a pod's first event, or the
@@ -386,28 +268,8 @@ class Rounds:
             if lease.state is not LeaseState.ACTIVE and not is_copy:
                 self._publish_lease(lease, pod.trace if pod else lease.trace)
 
-    def _is_published(self, event: PodQueued, refusal: Refusal) -> bool:
-        """Return whether this is the reason last published, and the one that a resync found."""
-        is_resync = event.requeue_number < 0
-        is_shown = not is_resync or event.shown == message_digest(refusal.text)
-        return is_shown and self._reasons.get(event.pod) == refusal.reason
-
-    def _publish_refusal(self, pod: PodQueued, refusal: Refusal) -> None:
-        self._reasons.pop(pod.pod, None)
-        store(self._reasons, pod.pod, refusal.reason, CACHED_REASONS)
-        self.events.append(
-            PlacementRefused(
-                pod=pod.pod,
-                namespace=pod.namespace,
-                name=pod.name,
-                refusal=refusal,
-                trace=pod.trace,
-            )
-        )
-
     def _publish_lease(self, lease: Lease, trace: str) -> None:
-        self._reasons.pop(lease.pod, None)
-        self.refused_by_rules.discard(lease.pod)
+        self.refused.forget(lease.pod)
         self._unpublished.discard(lease.pod)
         self.events.append(PlacementChosen(lease=lease, trace=trace))
 
@@ -423,12 +285,12 @@ class Rounds:
             undecided = await self._round(undecided, gang, joined)
             if not undecided:
                 return
-            await self._pause()
+            await self.pause()
         raise ConflictError(
             f"{len(undecided)} pods are undecided: the ledger changed {ROUNDS} times"
         )
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         self.read_changes()
         await self.clock.sleep(ROUND_PAUSE_S)
 
@@ -437,117 +299,26 @@ class Rounds:
     ) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
         capacity = self.mirror.capacity
-        self._decided_at = self.mirror.changes.end
+        self.refused.decided_at = self.mirror.changes.end
         choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
         decisions = decide(pods, self.context, choose)
-        undecided = await self._reserve(decisions, gang) if decisions.chosen else []
-        undecided += await self._defer(decisions.deferred)
+        undecided = await self.reserve(decisions, gang) if decisions.chosen else []
+        undecided += await self.refused.defer(decisions.deferred)
         refused = decisions.refused
         if decisions.ledger_disagreed:
             return [*undecided, *(pod for pod, _ in refused)]
-        result = await self._write_refusals(refused, capacity)
+        result = await self.write_refusals(refused, capacity)
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
-    async def place_gang(self, gang: Gang, pods: Sequence[PodQueued]) -> None:
-        """Place a gang of which some pods were just queued, and add events of all its pods.
-
-        Pods beyond the gang's minimum are placed one by one once it runs. Raises ConflictError
-        after too many rounds.
-        """
-        answered: set[PodUid] = set()
-        for _ in range(ROUNDS):
-            enrollment = await self._enroll(gang, pods)
-            self._drop_gone(enrollment.gone)
-            pods = [pod for pod in pods if pod.pod not in enrollment.gone]
-            leased = [lease for lease in enrollment.leases if lease.pod not in answered]
-            answered.update(lease.pod for lease in leased)
-            self._repeat_leases(leased, pods)
-            members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
-            members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
-            joined = self._joined(members.values(), enrollment.nodes)
-            whole = strictest(gang, members.values())
-            if whole.min_member <= enrollment.live_count or not members:
-                await self.place(list(members.values()), whole, joined)
-                return
-            if await self._gang_round(whole, enrollment, list(members.values()), joined):
-                return
-            await self._pause()
-        raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
-
-    async def _enroll(self, gang: Gang, pods: Sequence[PodQueued]) -> GangEnrollment:
-        return await self.ledger.waiting_pods.enroll(
-            gang,
-            [
-                self._waiting(pod, GANG_NOT_DECIDED, self.mirror.capacity, receives_offers=False)
-                for pod in pods
-            ],
-        )
-
-    def _joined(self, pods: Iterable[PodQueued], nodes: Iterable[NodeName]) -> Within:
-        topology = topology_of(pods)
-        return values_on(nodes, (*topology.required, *topology.preferred), self.context.index)
-
-    async def _gang_round(
-        self, gang: Gang, enrollment: GangEnrollment, pods: Sequence[PodQueued], joined: Within
-    ) -> bool:
-        """Decide once, and place the pods that the gang can run without.
-
-        Return False if another round is needed.
-        """
-        capacity = self.mirror.capacity
-        live = enrollment.live_count
-        waiting = enrollment.waiting_count
-        if live + waiting < gang.min_member:
-            refusal = with_different_minimums(
-                gang_too_small(gang, live=live, waiting=waiting), pods
-            )
-            return await self._refuse(
-                pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
-            )
-        self._decided_at = self.mirror.changes.end
-        decision = decide_gang(pods, gang.min_member - live, self.context, joined)
-        if decision.refusal is None:
-            decisions = RoundDecisions(chosen=decision.chosen)
-            spare = await self._reserve_together(gang, pods, decisions, live)
-            if not decisions.refused:
-                if spare:
-                    chosen_nodes = [candidates[0].node for _, candidates in decision.chosen]
-                    joined = self._joined(spare, [*enrollment.nodes, *chosen_nodes])
-                    await self.place(spare, gang, joined)
-                return spare is not None
-            refusal = member_refused(gang, *decisions.refused[0])
-            return await self._refuse(pods, enrollment, refusal, capacity=capacity)
-        refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
-        refusal = with_different_minimums(refusal, pods)
-        recipients = choose_offer_recipients(pods)
-        return await self._refuse(
-            pods, enrollment, refusal, capacity=capacity, recipients=recipients
-        )
-
-    async def _reserve_together(
-        self, gang: Gang, pods: Sequence[PodQueued], decisions: RoundDecisions, live: int
-    ) -> list[PodQueued] | None:
-        undecided = await self._reserve(decisions, gang, live=live)
-        if decisions.deferred:
-            return None if await self._defer(decisions.deferred) else []
-        if undecided or decisions.gone:
-            return None
-        chosen = {pod.pod for pod, _ in decisions.chosen}
-        return [pod for pod in pods if pod.pod not in chosen]
-
-    async def _refuse(
+    async def write_refusals(
         self,
-        pods: Sequence[PodQueued],
-        enrollment: GangEnrollment,
-        refusal: Refusal,
-        *,
+        refused: Sequence[RefusedPod],
         capacity: int,
-        recipients: Collection[PodUid] = (),
+        recipients: Collection[PodUid] | None = None,
         min_members: int = 0,
-    ) -> bool:
-        unpublished = (pod.pod for pod in pods if not self._is_published(pod, refusal))
-        changed = changed_verdicts(pods, enrollment, refusal, {*recipients, *unpublished})
-        result = await self._write_refusals(
-            [(pod, refusal) for pod in changed], capacity, recipients, min_members
-        )
-        return not (result.stale or result.already_leased or result.gone)
+    ) -> WaitResult:
+        """As `RefusedPods.write`, with the events added."""
+        result, events = await self.refused.write(refused, capacity, recipients, min_members)
+        self.events += events
+        self.repeat_leases(result.already_leased, [pod for pod, _ in refused])
+        return result

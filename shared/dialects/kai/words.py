@@ -148,7 +148,10 @@ def _container(pod: PodManifest, keys: Iterable[_ContainerKey]) -> str:
     if CONTAINER in pod.annotations:
         naming[parse_name(CONTAINER, pod.annotations[CONTAINER])] = CONTAINER
     if not naming:
-        return next((it.name for it in pod.containers if not it.init), "")
+        first = next((it.name for it in pod.containers if not it.init), "")
+        if not first:
+            raise RequestError("the pod has no container that could have a part of a GPU")
+        return first
     if len(naming) > 1:
         texts = " and ".join(
             f"{shown(key)} names the container {shown(name)}" for name, key in naming.items()

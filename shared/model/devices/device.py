@@ -320,7 +320,7 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the MiB of `device` that one share for `request` takes.
 
     A percentage has precedence over an amount: it counts whole units of the device's memory (or
-    whole MiB, where the dialect requires it), rounded down. Bytes are rounded up.
+    whole MiB, where the dialect requires it), rounded down, at least one. Bytes are rounded up.
     """
     request = request_on(request, device)
     unit = 1 if request.percent_of_mib else device.unit_mib
@@ -330,7 +330,7 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     if request.memory_billionths:
         return max(1, device.memory_mib * request.memory_billionths // BILLION)
     if request.memory_percent is not None:
-        return device.memory_mib // unit * request.memory_percent // 100 * unit
+        return max(1, device.memory_mib // unit * request.memory_percent // 100) * unit
     if request.memory_bytes is not None:
         return -(-request.memory_bytes // MIB)
     if request.memory_units is not None:

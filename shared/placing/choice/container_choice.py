@@ -3,19 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal
 
 from shared.model.devices.device import (
     IDLE_BEFORE,
-    Device,
     DeviceMode,
-    holding_of,
     isolation_allows,
     required_cores_percent,
     required_memory_mib,
 )
-from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, SharingMode
-from shared.model.leases.lease import MigPlacement, RequestedUnits, Share
+from shared.model.devices.enforcers import NO_DEMAND
+from shared.model.leases.lease import MigPlacement
 from shared.model.requests.request import (
     DeviceOrder,
     GpuRequest,
@@ -25,50 +22,6 @@ from shared.model.requests.request import (
 )
 from shared.placing.mig_instances import find_instance, instance_mib
 from shared.placing.mirror.node_mirror import MirroredDevice
-
-
-def share_of(
-    container: GpuRequest,
-    device: Device,
-    memory_mib: int,
-    place: MigPlacement | None = None,
-    mode: SharingMode | Literal[""] = "",
-) -> Share:
-    holding = INSTANCE if place is not None else holding_of(container, device, mode) or UNHELD
-    requested: RequestedUnits | None = None
-    if place is not None:
-        requested = _terms(container, required_memory_mib(container, device))
-    elif container.records_requested_units:
-        requested = _terms(container, memory_mib)
-    return Share(
-        container=container.container,
-        device=device.uuid,
-        index=device.index,
-        device_mib=device.memory_mib,
-        device_model=device.model,
-        memory_mib=memory_mib,
-        cores_percent=required_cores_percent(container),
-        unit_mib=device.unit_mib,
-        whole=container.whole,
-        slotted=container.slotted,
-        init=container.init,
-        sharing=container.sharing if place is None else SharingPolicy.SHARED,
-        slots=container.slots,
-        mig=place,
-        memory=holding.memory,
-        compute=holding.compute,
-        mode=holding.mode,
-        requested_units=requested,
-    )
-
-
-def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
-    return RequestedUnits(
-        memory_mib=memory_mib,
-        memory_bytes=None if container.whole else container.memory_bytes,
-        memory_percent=None if container.whole else container.memory_percent,
-    )
-
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
 """Container, device, MiB of the share, and the MIG instance if it is one."""
@@ -120,15 +73,6 @@ def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, Pod
         if instance is None:
             pod_use.cores_percent += required_cores_percent(container)
             pod_use.exclusive |= container.sharing is SharingPolicy.EXCLUSIVE
-
-
-def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
-    return tuple(
-        [
-            share_of(container, device.device, memory_mib, instance, device.mode)
-            for container, device, memory_mib, instance in picks
-        ]
-    )
 
 
 ContainerChooser = Callable[
@@ -339,10 +283,6 @@ def required_free_cores(container: GpuRequest) -> int:
     if container.whole:
         return 100
     return container.cores_percent or int(container.sharing is not SharingPolicy.BEST_EFFORT)
-
-
-def required_units(container: GpuRequest) -> int:
-    return container.memory_units or 0
 
 
 def share_mib(container: GpuRequest, device: MirroredDevice) -> int:

@@ -1,12 +1,13 @@
 """The choice of devices on one node for a pod; pure.
 
 All devices of a pod are in one mode. `PodRequest.prefer_mig` decides whether shares or instances
-are tried first.
+are tried first. `container_choice` chooses for each container.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
+from typing import Literal
 
 from msgspec import structs
 
@@ -15,10 +16,14 @@ from shared.model.devices.device import (
     IDLE_BEFORE,
     Device,
     DeviceMode,
+    holding_of,
     model_label,
     numa_cpus_name,
+    required_cores_percent,
+    required_memory_mib,
 )
-from shared.model.devices.enforcers import NO_DEMAND
+from shared.model.devices.enforcers import INSTANCE, NO_DEMAND, UNHELD, SharingMode
+from shared.model.leases.lease import MigPlacement, RequestedUnits, Share
 from shared.model.quantity import peak
 from shared.model.requests.request import (
     DeviceOrder,
@@ -39,7 +44,6 @@ from shared.placing.choice.container_choice import (
     choose_shared_devices,
     ordered_devices,
     required_free_cores,
-    required_units,
 )
 from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -216,10 +220,11 @@ def device_chooser(request: PodRequest) -> DeviceChooser:
 
 
 def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
+    """Choose the first devices, in the pod's order, that have the units and the cores free."""
     [container] = request.containers
     gpus = container.gpus
     free_cores = required_free_cores(container)
-    units = required_units(container)
+    units = container.memory_units or 0
     slotted = container.slotted
     in_order = _SIMPLE_ORDERS[request.device_order]
     by_links = gpus > 1 and request.prefer_links
@@ -276,6 +281,58 @@ def _has_simple_amounts(container: GpuRequest) -> bool:
         and container.sharing not in IDLE_BEFORE
         and not container.strict
         and container.held_by == NO_DEMAND
+    )
+
+
+def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
+    return tuple(
+        [
+            share_of(container, device.device, memory_mib, instance, device.mode)
+            for container, device, memory_mib, instance in picks
+        ]
+    )
+
+
+def share_of(
+    container: GpuRequest,
+    device: Device,
+    memory_mib: int,
+    place: MigPlacement | None = None,
+    mode: SharingMode | Literal[""] = "",
+) -> Share:
+    holding = INSTANCE if place is not None else holding_of(container, device, mode) or UNHELD
+    requested: RequestedUnits | None = None
+    if place is not None:
+        requested = _terms(container, required_memory_mib(container, device))
+    elif container.records_requested_units:
+        requested = _terms(container, memory_mib)
+    return Share(
+        container=container.container,
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=memory_mib,
+        cores_percent=required_cores_percent(container),
+        unit_mib=device.unit_mib,
+        whole=container.whole,
+        slotted=container.slotted,
+        init=container.init,
+        sharing=container.sharing if place is None else SharingPolicy.SHARED,
+        slots=container.slots,
+        mig=place,
+        memory=holding.memory,
+        compute=holding.compute,
+        mode=holding.mode,
+        requested_units=requested,
+    )
+
+
+def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
+    return RequestedUnits(
+        memory_mib=memory_mib,
+        memory_bytes=None if container.whole else container.memory_bytes,
+        memory_percent=None if container.whole else container.memory_percent,
     )
 
 

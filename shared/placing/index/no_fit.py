@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shared.model.requests.placement import NodeVerdict, Refusal
 from shared.placing.advice import Advice
-from shared.placing.index.node_sets import Excluded
+from shared.placing.index.device_stages import Excluded
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure

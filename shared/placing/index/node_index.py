@@ -1,131 +1,30 @@
 """Nodes for each kind of request, sorted by how well they fit; pure."""
 
-from collections import Counter
-from collections.abc import Hashable, Iterable
-from dataclasses import replace
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Hashable
 
-from shared.model.devices.device import DeviceMode
-from shared.model.devices.node import AntiAffinityTerm
 from shared.model.events.pod_events import PodQueued
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.requests.request import PodRequest, RepelledFrom
+from shared.model.requests.request import PodRequest
 from shared.placing.advice import QuotaChanges
-from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
-from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
+from shared.placing.choice.device_choice import device_key
+from shared.placing.index.anti_affinity_index import AntiAffinityIndex
 from shared.placing.index.fragmentation import Fragmentation
 from shared.placing.index.no_fit import Explanation, NoFit
-from shared.placing.index.node_eligibility import NodeEligibility
-from shared.placing.index.node_sets import NodeSets
+from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.pod_counts import PodCounts
-from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
+from shared.placing.index.ranked_nodes import (
+    CACHED_KINDS,
+    PlannedKind,
+    RankedNodes,
+    RequestKind,
+    RequestPlan,
+    ranking_for,
+)
 from shared.placing.index.threshold_column import NodeSet, store
-from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
 
 CACHED_PLANS = 8_192
-CACHED_KINDS = 64
 CACHED_COPIES = 256
-
-
-class PlannedKind:
-    __slots__ = ("kind", "likely", "need")
-
-    def __init__(self, kind: RequestKind, need: int) -> None:
-        self.kind = _one_object(kind)
-        self.likely = self.kind
-        if kind.cores not in {0, 1, 100}:
-            self.likely = _one_object(kind._replace(cores=1))
-        """The kind that leaves the percentage of cores out: see `NodeIndex.likely_nodes`."""
-        self.need = need
-
-
-@lru_cache(CACHED_KINDS)
-def _one_object(kind: RequestKind) -> RequestKind:
-    """Dictionaries find the same object without comparing its fields."""
-    return kind
-
-
-class RequestPlan:
-    __slots__ = ("choose", "kinds", "refused", "share_kinds")
-
-    def __init__(self, request: PodRequest) -> None:
-        modes = allowed_modes(request)
-        self.kinds = [PlannedKind(*request_kind(request, mode)) for mode in modes]
-        self.share_kinds = [
-            kind
-            for kind, mode in zip(self.kinds, modes, strict=True)
-            if mode is DeviceMode.HAMI_CORE
-        ]
-        self.choose = device_chooser(request)
-        self.refused = False
-        """No node fitted the last request: likely ones are not tried before the next is decided."""
-
-
-CACHED_PODS = 1024
-
-_Key = tuple[Namespace, tuple[tuple[str, str], ...]]
-
-
-class AntiAffinityIndex:
-    def __init__(self, mirror: ClusterMirror) -> None:
-        self._mirror = mirror
-        self._changes = ChangeReader(mirror.inventory_changes)
-        self._domains: Counter[Domain] = Counter()
-        self._tentative: dict[PodUid, tuple[Domain, ...]] = {}
-        """Of pods with a place that the ledger has not granted, or whose facts are not read yet."""
-        self._by_node: dict[MirroredNode, frozenset[Domain]] = {}
-        self._results: dict[_Key, RepelledFrom] = {}
-
-    def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
-        self._catch_up()
-        if self._tentative:
-            self._drop_tentative()
-        if not (self._domains or self._tentative):
-            return request
-        key = (event.namespace, tuple(sorted(event.labels.items())))
-        repelled = self._results.get(key)
-        if repelled is None:
-            tentative = chain.from_iterable(self._tentative.values())
-            repelled = repelled_from((*self._domains, *tentative), event.namespace, event.labels)
-            store(self._results, key, repelled, CACHED_PODS)
-        return with_repelled(request, repelled)
-
-    def add_tentative(self, pod: PodUid, terms: Iterable[AntiAffinityTerm], node: NodeName) -> None:
-        mirrored = self._mirror.nodes.get(node)
-        if mirrored is None:
-            return
-        self._tentative[pod] = tuple(domains(replace(mirrored.facts, anti_affinity=tuple(terms))))
-        self._results.clear()
-
-    def _drop_tentative(self) -> None:
-        dropped = [pod for pod in self._tentative if not self._mirror.is_tentative(pod)]
-        for pod in dropped:
-            del self._tentative[pod]
-        if dropped:
-            self._results.clear()
-
-    def _catch_up(self) -> None:
-        changed: Iterable[MirroredNode] | None = self._changes.read()
-        if changed is None:
-            changed = {*self._by_node, *self._mirror.nodes.values()}
-        for node in changed:
-            self._update(node)
-
-    def _update(self, node: MirroredNode) -> None:
-        now = frozenset[Domain]() if node.removed else frozenset(domains(node.facts))
-        before = self._by_node.pop(node, frozenset())
-        if now:
-            self._by_node[node] = now
-        if now == before:
-            return
-        self._domains.update(now - before)
-        for domain in before - now:
-            self._domains[domain] -= 1
-            if not self._domains[domain]:
-                del self._domains[domain]
-        self._results.clear()
 
 
 EXACT_CORES_USES = 256
@@ -159,7 +58,10 @@ class NodeIndex:
         self._exact_uses_left: dict[RequestKind, int] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
-        return self.pod_counts.restricted(self.repelled_pods.restricted(event, request))
+        """Require of nodes what rules about other pods do, the pod's and those of running ones."""
+        request = self.repelled_pods.restricted(event, request)
+        rules = request.pod_rules
+        return request if rules is None else self.pod_counts.restricted(request, rules)
 
     def plan(self, request: PodRequest) -> RequestPlan:
         key = (device_key(request), request.node_order)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from shared.model.requests.host_ports import HOST_PORT_PARTS, TOO_MANY
 from shared.model.requests.pod_rules import DomainScores, NodeDomains
-from shared.model.requests.request import NodeRequirements, PodRequest, SharingPolicy
+from shared.model.requests.request import NodeRequirements, PodRequest
 from shared.placing.choice.device_choice import (
     allowed_devices,
     choose_devices,
@@ -18,8 +18,15 @@ from shared.placing.choice.device_choice import (
     is_selective,
     is_simple,
 )
-from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
-from shared.placing.index.node_eligibility import NodeEligibility
+from shared.placing.choice.device_refusals import explain_no_devices
+from shared.placing.index.device_stages import (
+    Amount,
+    Excluded,
+    Reason,
+    keep,
+    split_by_device_stages,
+    with_devices,
+)
 from shared.placing.index.ranked_nodes import ranking_for, request_kind
 from shared.placing.index.threshold_column import (
     NodePositions,
@@ -36,13 +43,55 @@ from shared.placing.node_filters import (
     NO_PORTS,
     REPELLED,
     NodeFilterFailure,
+    check_node,
     check_served,
     has_no_node_constraints,
     insufficient_resource,
     outside,
+    preference,
 )
 
-Amount = Callable[[MirroredNode], int]
+CACHED_REQUIREMENTS = 64
+ACCEPTED: tuple[NodeFilterFailure | None, int] = (None, 0)
+
+
+class NodeEligibility:
+    """Pods of one template have equal requirements, and facts seldom change."""
+
+    def __init__(self, mirror: ClusterMirror) -> None:
+        self.mirror = mirror
+        self._results: dict[
+            NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
+        ] = {}
+        self._changes = ChangeReader(mirror.inventory_changes)
+
+    def has_preferences(self, requirements: NodeRequirements) -> bool:
+        return bool(
+            requirements.preferred or requirements.scores or self.mirror.soft_taint_nodes > 0
+        )
+
+    def check(
+        self, requirements: NodeRequirements, node: MirroredNode
+    ) -> tuple[NodeFilterFailure | None, int]:
+        self._catch_up()
+        results = self._results.get(requirements)
+        if results is None:
+            results = store(self._results, requirements, {}, CACHED_REQUIREMENTS)
+        result = results.get(node)
+        if result is None:
+            facts = node.facts
+            result = (check_node(requirements, facts), preference(requirements, facts))
+            results[node] = result = ACCEPTED if result == ACCEPTED else result
+        return result
+
+    def _catch_up(self) -> None:
+        changed = self._changes.read()
+        if changed is None:
+            self._results.clear()
+        elif changed:
+            for results in self._results.values():
+                for node in changed:
+                    results.pop(node, None)
 
 
 def is_plain(node: MirroredNode) -> int:
@@ -64,38 +113,6 @@ def largest_free_mib(node: MirroredNode) -> int:
         if device.healthy and device.replicas is None
     ]
     return max(free) if free else 0
-
-
-def count_of_devices(*, slotted: bool) -> Amount:
-    if slotted:
-        return lambda node: len([d for d in node.devices if d.healthy and d.shares < d.slots])
-    return lambda node: len([d for d in node.devices if d.healthy])
-
-
-def units_free_at_once(
-    gpus: int, slotted: bool, cores: int, unclaimed: bool, spare: bool
-) -> Amount:
-    """`spare` requires that shares have not reserved all cores."""
-    most_cores = 100 - cores
-
-    def units_of(node: MirroredNode) -> int:
-        free = [
-            device.free_units
-            for device in node.devices
-            if device.used_cores <= most_cores
-            and device.healthy
-            and not (slotted and device.shares >= device.slots)
-            and not (unclaimed and device.ledger_use.claimed_by)
-            and not (spare and device.used_cores >= 100 and not device.exclusive)
-        ]
-        if len(free) < gpus:
-            return -1
-        if gpus == 1:
-            return max(free)
-        free.sort()
-        return free[-gpus]
-
-    return units_of
 
 
 def hardware_of(node: MirroredNode, *, uuids: bool, locations: bool) -> Hashable:
@@ -186,13 +203,9 @@ class NodeClasses(Generic[Class]):
 LabelValues = tuple[str, ...]
 CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
-CORES_STEP = 10
 _SOME_ALLOWED = NodeFilterFailure("", "")
 """The pod's selection excludes some of a node's devices, not all."""
 
-Reason = tuple[str, str]
-"""Code and text, without numbers: nodes are counted by it."""
-Excluded = dict[Reason, NodeSet]
 _Cached = TypeVar("_Cached")
 
 
@@ -218,16 +231,16 @@ class NodeSets:
         for name, amount in request.node_requirements.host_ports:
             for port, least in ((name, amount - HOST_PORT_PARTS), (TOO_MANY, 0)):
                 column = self._column(("resource", port), _free_amount(port))
-                left = _keep(left, column.at_least(least), NO_PORTS, excluded)
+                left = keep(left, column.at_least(least), NO_PORTS, excluded)
         for name, amount in request.resources.items():
             if not left:
                 return left, excluded
             column = self._column(("resource", name), _free_amount(name))
-            left = _keep(left, column.at_least(amount), insufficient_resource(name), excluded)
+            left = keep(left, column.at_least(amount), insufficient_resource(name), excluded)
         if left and request.containers:
             fitting, unexplained = self._split_by_devices(request, left, excluded)
             if explained or not fitting:
-                self._split_by_device_stages(request, unexplained, excluded)
+                split_by_device_stages(request, unexplained, excluded, self._column)
             return fitting, excluded
         return left, excluded
 
@@ -352,13 +365,13 @@ class NodeSets:
             left = _keep_passing(nodes.split(left), excluded)
         for item in domains:
             among = self._in_domains(item, left)
-            left = _keep(left, among, (item.rule, DOMAIN_TEXTS[item.rule]), excluded)
+            left = keep(left, among, (item.rule, DOMAIN_TEXTS[item.rule]), excluded)
         for key, values in repelled_from:
             repelled = self.by_labels((key,)).among(left, ((value,) for value in values))
-            left = _keep(left, left ^ repelled, REPELLED, excluded)
+            left = keep(left, left ^ repelled, REPELLED, excluded)
         for key, values in within:
             inside = self.by_labels((key,)).among(left, ((value,) for value in values))
-            left = _keep(left, inside, outside(key, values), excluded)
+            left = keep(left, inside, outside(key, values), excluded)
         if triggers:
             nodes = self._classes(
                 ("served", triggers),
@@ -380,7 +393,7 @@ class NodeSets:
     def _split_by_devices(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> tuple[NodeSet, NodeSet]:
-        """Return the nodes that fit, and those that `_split_by_device_stages` explains.
+        """Return the nodes that fit, and those that `split_by_device_stages` explains.
 
         Nodes that no column describes are checked one by one.
         """
@@ -396,7 +409,7 @@ class NodeSets:
                 least = kind._replace(gpus=gpus, cores=cores, packs=True)
                 return self._column(("fit", least), ranking_for(least).headroom)
 
-            fitting = _with_devices(plain, kind.gpus, kind.cores, need, free)
+            fitting = with_devices(plain, kind.gpus, kind.cores, need, free)
             unexplained = plain ^ fitting
         if left:
             nodes = self._classes(
@@ -428,58 +441,6 @@ class NodeSets:
         ).split(left)
         differing = nodes.pop((_SOME_ALLOWED.code, _SOME_ALLOWED.message), 0)
         return _keep_passing(nodes, excluded), differing
-
-    def _split_by_device_stages(
-        self, request: PodRequest, left: NodeSet, excluded: Excluded
-    ) -> None:
-        """Nodes that pass a stage pass those before it, so most skip the first four."""
-        if not left:
-            return
-        [container] = request.containers
-        gpus = container.gpus
-        slotted = container.slotted
-        cores = container.cores_percent
-        units = container.memory_units or 0
-
-        def with_units(
-            nodes: NodeSet, cores: int, *, unclaimed: bool = False, spare: bool = False
-        ) -> NodeSet:
-            def free(gpus: int, cores: int) -> ThresholdColumn:
-                amount_of = units_free_at_once(gpus, slotted, cores, unclaimed, spare)
-                return self._column(("units", gpus, slotted, cores, unclaimed, spare), amount_of)
-
-            return _with_devices(nodes, gpus, cores, units, free)
-
-        enough = with_units(left, 0)
-        self._split_by_number_of_devices(gpus, slotted, left ^ enough, excluded)
-        passing = with_units(enough, cores)
-        code = "InsufficientGpuCores"
-        enough = _keep(enough, passing, (code, NODE_TEXTS[code]), excluded)
-        passing = with_units(enough, cores, unclaimed=True)
-        enough = _keep(enough, passing, ("GpuClaimed", NODE_TEXTS["GpuClaimed"]), excluded)
-        if container.sharing is not SharingPolicy.BEST_EFFORT:
-            passing = with_units(enough, cores, unclaimed=True, spare=True)
-            code = "GpuCoresReserved"
-            enough = _keep(enough, passing, (code, NODE_TEXTS[code]), excluded)
-        _keep(enough, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
-
-    def _split_by_number_of_devices(
-        self, gpus: int, slotted: bool, left: NodeSet, excluded: Excluded
-    ) -> None:
-        code = "InsufficientGpuMemory"
-        stages: Iterable[tuple[Hashable, Amount, int, str]] = (
-            (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
-            ("healthy", count_of_devices(slotted=False), gpus, "GpuUnhealthy"),
-            ("devices", lambda node: len(node.devices), gpus, "NotEnoughGpus"),
-            ("devices", lambda node: len(node.devices), 1, "NoGpus"),
-        )
-        for key, amount_of, threshold, failing_code in stages:
-            if not left:
-                return
-            passing = self._column(key, amount_of).at_least(threshold)
-            left = _keep(left, ~passing, (code, NODE_TEXTS[code]), excluded)
-            code = failing_code
-        _keep(left, 0, (code, NODE_TEXTS[code]), excluded)
 
     def _column(
         self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
@@ -513,31 +474,6 @@ def _cached(
 ) -> _Cached:
     cached = cache.pop(key, None)
     return store(cache, key, make() if cached is None else cached, limit)
-
-
-def _with_devices(
-    nodes: NodeSet,
-    gpus: int,
-    cores: int,
-    units: int,
-    column: Callable[[int, int], ThresholdColumn],
-) -> NodeSet:
-    """Look for one device with cores rounded down first.
-
-    If no node has it, as for most pods that fit nowhere, other requests share that answer.
-    """
-    rounded = cores - cores % CORES_STEP or min(cores, 1)
-    for least in dict.fromkeys(((1, rounded), (gpus, cores))):
-        if nodes:
-            nodes &= column(*least).at_least(units)
-    return nodes
-
-
-def _keep(left: NodeSet, passing: NodeSet, reason: Reason, excluded: Excluded) -> NodeSet:
-    failing = left & ~passing
-    if failing:
-        excluded[reason] = excluded.get(reason, 0) | failing
-    return left ^ failing
 
 
 def _keep_passing(classes: dict[Reason | None, NodeSet], excluded: Excluded) -> NodeSet:

@@ -81,10 +81,7 @@ class PodCounts:
         self._mirror = mirror
         self._counts: dict[Hashable, DomainCounts] = {}
 
-    def restricted(self, request: PodRequest) -> PodRequest:
-        rules = request.pod_rules
-        if rules is None:
-            return request
+    def restricted(self, request: PodRequest, rules: PodRules) -> PodRequest:
         requirements = request.node_requirements
         domains = (
             *self._spread_domains(rules, requirements),

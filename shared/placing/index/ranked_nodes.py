@@ -13,10 +13,12 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from shared.model.bounds import BILLION
 from shared.model.devices.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.quantity import peak
-from shared.model.requests.request import GpuRequest, NodeOrder, PodRequest
+from shared.model.requests.request import ALL_PERCENT, GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
+from shared.placing.choice.device_choice import allowed_modes, device_chooser
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
@@ -27,6 +29,7 @@ MAX_HEADROOM: Final = (1 << HEADROOM_BITS) - 1
 Rank = int
 NO_RANK: Final = -1
 CACHED_RANKINGS: Final = 256
+CACHED_KINDS: Final = 64
 
 UNITS = "units"
 MIBS = "mib"
@@ -94,6 +97,8 @@ def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
 
 def _need(container: GpuRequest) -> tuple[str, int]:
     if not container.whole:
+        if container.memory_billionths:
+            return PERCENT, ALL_PERCENT * container.memory_billionths // BILLION
         if container.memory_percent is not None:
             return PERCENT, container.memory_percent
         if container.memory_bytes is not None:
@@ -101,6 +106,40 @@ def _need(container: GpuRequest) -> tuple[str, int]:
         if container.memory_units is not None:
             return UNITS, container.memory_units
     return WHOLE, 1
+
+
+class PlannedKind:
+    __slots__ = ("kind", "likely", "need")
+
+    def __init__(self, kind: RequestKind, need: int) -> None:
+        self.kind = _one_object(kind)
+        self.likely = self.kind
+        if kind.cores not in {0, 1, 100}:
+            self.likely = _one_object(kind._replace(cores=1))
+        """The kind that leaves the percentage of cores out: see `NodeIndex.likely_nodes`."""
+        self.need = need
+
+
+@lru_cache(CACHED_KINDS)
+def _one_object(kind: RequestKind) -> RequestKind:
+    """Dictionaries find the same object without comparing its fields."""
+    return kind
+
+
+class RequestPlan:
+    __slots__ = ("choose", "kinds", "refused", "share_kinds")
+
+    def __init__(self, request: PodRequest) -> None:
+        modes = allowed_modes(request)
+        self.kinds = [PlannedKind(*request_kind(request, mode)) for mode in modes]
+        self.share_kinds = [
+            kind
+            for kind, mode in zip(self.kinds, modes, strict=True)
+            if mode is DeviceMode.HAMI_CORE
+        ]
+        self.choose = device_chooser(request)
+        self.refused = False
+        """No node fitted the last request: likely ones are not tried before the next is decided."""
 
 
 def fullness(node: MirroredNode) -> int:

@@ -196,6 +196,7 @@ class ClusterMirror:
         resources: dict[str, int],
         groups: tuple[str, ...] = (),
     ) -> None:
+        """Count a choice as used until the totals contain it, or it is dropped."""
         node = self.nodes.get(placement.node)
         if pod in self._reservations:
             self.drop(pod)

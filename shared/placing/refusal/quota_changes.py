@@ -23,8 +23,8 @@ from shared.model.requests.request import (
     TopologyScope,
 )
 from shared.placing.advice import QuotaChanges, changes_between
-from shared.placing.choice.container_choice import build_shares, share_mib
-from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.container_choice import share_mib
+from shared.placing.choice.device_choice import build_shares, choose_devices
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.threshold_column import positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode

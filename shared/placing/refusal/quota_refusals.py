@@ -115,6 +115,10 @@ class QuotaRefusals:
         for event in events:
             self._excesses.pop(_key(event), None)
 
+    def has_refused(self, event: PodQueued) -> bool:
+        """Return whether the ledger has refused the pod, or its gang, by a quota in this batch."""
+        return bool(self._excesses) and _key(event) in self._excesses
+
     def place_within(
         self,
         event: PodQueued,
@@ -122,8 +126,6 @@ class QuotaRefusals:
         index: NodeIndex,
         where: Where,
     ) -> Result:
-        if not self._excesses or _key(event) not in self._excesses:
-            return place(event.request)
         excesses = self._excesses[_key(event)][1]
         allowed = narrowed(event.request, excesses)
         pod = PodOnNodes(event.request, index, where)

@@ -23,9 +23,9 @@ from shared.placing.choice.device_refusals import (
     device_refusals,
     explain_no_devices,
 )
+from shared.placing.index.device_stages import Excluded
 from shared.placing.index.no_fit import Explanation, NearNode, NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
-from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
 from shared.placing.node_filters import (

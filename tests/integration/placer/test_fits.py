@@ -38,7 +38,7 @@ from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import LedgerNode, NoCapacity, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.choice.container_choice import share_of
+from shared.placing.choice.device_choice import share_of
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import allocation_of, gpu, request
 from tests.support.effort import tries

@@ -213,7 +213,7 @@ async def test_a_refused_pod_is_decided_again_once_a_pod_that_it_selects_has_sta
         [refused] = await placer.place_pods(waiting)
         assert isinstance(refused, PlacementRefused)
         published = placer.requeue_refused()
-        assert placer.rounds.refused_by_rules.take_changed(1) == []
+        assert placer.rounds.refused.by_rules.take_changed(1) == []
 
         await other.place_pods(trains(None, 1))
         [queued] = await asyncio.wait_for(anext(published), 30)

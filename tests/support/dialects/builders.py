@@ -10,7 +10,7 @@ from shared.model.devices.device import Device, required_memory_mib
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.request import PodRequest
-from shared.placing.choice.container_choice import share_of
+from shared.placing.choice.device_choice import share_of
 
 Amount = TypeVar("Amount", int, int | str)
 Limits = Callable[..., dict[str, int]]

@@ -30,8 +30,7 @@ from shared.model.requests.request import (
     SharingPolicy,
     TopologyScope,
 )
-from shared.placing.choice.container_choice import share_of
-from shared.placing.choice.device_choice import device_excluded
+from shared.placing.choice.device_choice import device_excluded, share_of
 from shared.placing.mig_instances import largest_first
 from shared.placing.node_filters import check_all, free_resources
 

@@ -246,7 +246,11 @@ def _place(request: PodRequest, index: NodeIndex, team: Team) -> PodRequest | Hi
 
     for _ in range(MOST_HINTS):
         others.append(None)
-        answer = refusals.place_within(event, place, index, where_placed)
+        answer = (
+            refusals.place_within(event, place, index, where_placed)
+            if refusals.has_refused(event)
+            else place(request)
+        )
         if isinstance(answer, Refusal):
             if not excesses:
                 advice = index.explanations[placement_key(request)].advice

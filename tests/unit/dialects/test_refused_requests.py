@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
+from shared.dialects import GPU_RESOURCES
+from shared.dialects.dialect import PodManifest, Rules
+from shared.dialects.pod_requests import annotated_amounts, parse_pod_request
+from shared.dialects.vocabulary import find_misplaced
 from shared.model.errors import RequestError
+from shared.model.names import Namespace
 from tests.support.dialects.builders import (
     Asked,
     each,
@@ -29,6 +34,10 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     ),
     "item 33 memory without a number": (
         vgpu(memory=3000), {}, "container c: .* needs volcano.sh/vgpu-number",
+    ),
+    "a negative amount": (
+        {"nvidia.com/gpu.shared": -1}, {"scheduler": "hami-scheduler"},
+        "container c: nvidia.com/gpu.shared must be 0 or more, got -1$",
     ),
     "bytes for MiB": (
         vgpu(number=1, memory=3 * GI), {}, "is a number of MiB, .*: for 3Gi write 3072$",
@@ -193,3 +202,25 @@ def test_a_malformed_request_is_refused_with_what_is_wrong(
 ) -> None:
     with pytest.raises(RequestError, match=text):
         read(*each(asked), **options)
+
+
+@pytest.mark.parametrize("name", sorted(GPU_RESOURCES))
+def test_a_pod_without_containers_has_its_resources_in_annotations_named(name: str) -> None:
+    pod = PodManifest(namespace=Namespace("ml"), containers=(), annotations={name: "1"})
+
+    [word] = find_misplaced(pod)
+
+    assert f"{name} has no effect" in word.text
+
+
+def test_a_fraction_in_a_pod_without_containers_is_refused() -> None:
+    pod = PodManifest(
+        namespace=Namespace("ml"),
+        containers=(),
+        annotations={"gpu-fraction": "0.5"},
+        scheduler="kai-scheduler",
+    )
+
+    for check in (parse_pod_request, annotated_amounts):
+        with pytest.raises(RequestError, match="no container that could have a part of a GPU"):
+            check(pod, Rules())

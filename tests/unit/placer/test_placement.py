@@ -139,6 +139,21 @@ def test_memory_units_and_percentages_count_in_units_of_the_node() -> None:
     assert by_percent.shares[0].memory_mib == 3276 * 33 // 100 * 10
 
 
+def test_a_percentage_below_one_unit_gets_a_unit_as_no_share_can_be_without_memory() -> None:
+    coarse = ledger_node("n1", device(memory_mib=16_384, unit_mib=1024))
+
+    assert [
+        share.memory_mib for share in placed(request(gpu(memory_percent=5)), coarse).shares
+    ] == [1024]
+
+
+def test_a_fraction_below_one_percent_fits_where_less_than_one_percent_is_free() -> None:
+    wanted = gpu(memory_percent=1, memory_billionths=1_000_000)
+    nearly_full = ledger_node("n1", (device(), use(V100_MIB - 100)))
+
+    assert [share.memory_mib for share in placed(request(wanted), nearly_full).shares] == [32]
+
+
 def test_item_22_all_cores_require_an_idle_card_and_make_it_exclusive() -> None:
     cluster = Cluster(ledger_node("n1", device()))
 

@@ -14,7 +14,7 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.names import Namespace
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceSelection, GpuRequest, PodRequest, SharingPolicy
-from shared.placing.choice.container_choice import share_of
+from shared.placing.choice.device_choice import share_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, mig_layout, request, use
 from tests.support.placer.placing import Cluster

@@ -184,6 +184,16 @@ def requests(draw: Any) -> PodRequest:
     containers = tuple(
         structs.replace(container, init=draw(st.integers(0, 2)) == 0) for container in containers
     )
+    if draw(st.integers(0, 4)) == 0:
+        billionths = draw(among(4_000_000, 11_999_999, 333_333_333))
+        containers = tuple(
+            structs.replace(
+                container,
+                memory_billionths=billionths,
+                memory_percent=max(1, billionths // 10_000_000),
+            )
+            for container in containers
+        )
     if draw(st.integers(0, 2)) == 0:
         name = draw(among("gpu", "gpu", "gpu.shared"))
         containers = tuple(
