@@ -12,7 +12,13 @@ from services.node_agent.enforcers.mps import Mps, SharedMps
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.kubelet.pods import Deletion
 from services.node_agent.mps import watch
-from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget, WedgedError
+from services.node_agent.mps.daemon import (
+    MpsDaemon,
+    MpsServer,
+    MpsTarget,
+    StartedDaemon,
+    WedgedError,
+)
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.mps.watch import MpsWatch
 from shared.model.errors import UnavailableError
@@ -23,6 +29,7 @@ from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of, node_of
 
 POD = PodUid("pod-1")
+OTHER = PodUid("pod-2")
 STEP_S = 0.1
 
 
@@ -64,6 +71,7 @@ class Daemons:
         self.hanging: PodUid | None = None
         self.error = ""
         self.probed: list[PodUid] = []
+        self.stopped: list[PodUid] = []
         self.on_wedged: Callable[[], None] | None = None
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
@@ -76,6 +84,15 @@ class Daemons:
 
     async def probe(self, target: MpsTarget) -> None:
         self.probed.append(target.holder)
+
+    async def list(self) -> tuple[StartedDaemon, ...]:
+        pods = (POD, OTHER)
+        return tuple(StartedDaemon(MpsTarget(pod, "main"), 1, 0.0) for pod in pods)
+
+    async def stop(self, target: MpsTarget, *, fence: int) -> None:
+        if target.holder == self.hanging:
+            await self.clock.sleep(60.0)
+        self.stopped.append(target.holder)
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
         assert set(clients) == {7}
@@ -243,17 +260,29 @@ async def test_a_second_deletion_that_shortens_the_grace_period_counts() -> None
 
 async def test_a_server_that_hangs_delays_the_probe_of_no_other() -> None:
     world = World(reading_s=0.0)
-    other = PodUid("pod-2")
-    world.hold(other)
+    world.hold(OTHER)
     world.daemons.hanging = POD
 
     probing = asyncio.create_task(world.watch.probe_once())
     await world.advance(1.0)
 
-    assert world.daemons.probed == [other]
+    assert world.daemons.probed == [OTHER]
     await world.advance(60.0)
     await probing
-    assert world.daemons.probed == [other, POD]
+    assert world.daemons.probed == [OTHER, POD]
+
+
+async def test_a_daemon_that_hangs_delays_the_stop_of_no_other() -> None:
+    world = World(reading_s=0.0)
+    world.daemons.hanging = POD
+
+    ending = asyncio.create_task(world.watch.enforcer.end(set(), None))
+    await world.advance(1.0)
+
+    assert world.daemons.stopped == [OTHER]
+    await world.advance(60.0)
+    await ending
+    assert world.daemons.stopped == [OTHER, POD]
 
 
 async def test_a_shared_server_without_replies_closes_its_gpu_until_it_replies() -> None:
