@@ -11,6 +11,7 @@ BUILT = Path(sys.prefix) / "libexec" / LIBRARY
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("bucket.c", "limiter.c", "preload.c"))
 FLAGS = (
     *("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{LIBRARY}"),
+    "-fwrapv",  # a container can write any number into its file
     "-Wl,-z,lazy",  # glibc before 2.34 has dlopen in libdl, which not every program loads
 )
 

@@ -23,6 +23,7 @@ from services.node_agent.mps.daemon import (
     MpsDaemon,
     MpsLimits,
     MpsTarget,
+    StartedDaemon,
 )
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -64,6 +65,8 @@ YOUNG_S = 60.0
 """A daemon that started later is kept: its container may not be recorded yet."""
 SAMPLE_S = 2.0
 """How long a list of the processes on the GPUs counts as current."""
+MOST_SERVERS = 8
+"""That get commands at once: each command is a process."""
 _MAJOR = re.compile(r"\d+")
 
 
@@ -241,17 +244,32 @@ class Mps(Enforcer):
         except LeaseholdError as error:  # the partitioner may be restarting
             logger.info("daemons of MPS are not listed: %s", error)
             return
+        by_server: dict[Hashable, list[StartedDaemon]] = {}
         for started in daemons:
-            target = started.target
-            if target.holder in live or abs(time.time() - started.started_at) < self.young_s:
-                continue
-            self.repairs.pop(target, None)
-            if all(other.target.server != target.server for other in daemons if other != started):
-                self.wedged.pop(target.server, None)
-            try:
-                await self.daemons.stop(target, fence=started.fence)
-            except LeaseholdError as error:
-                logger.warning("%s is not ended: %s", target, error)
+            by_server.setdefault(started.target.server, []).append(started)
+        at_once = asyncio.Semaphore(MOST_SERVERS)
+        await asyncio.gather(*(self._end(of, live, at_once) for of in by_server.values()))
+
+    async def _end(
+        self, started: Sequence[StartedDaemon], live: Set[PodUid], at_once: asyncio.Semaphore
+    ) -> None:
+        """All are of one server."""
+        daemons = self.required()
+        left = len(started)
+        async with at_once:
+            for daemon in started:
+                target = daemon.target
+                if target.holder in live or abs(time.time() - daemon.started_at) < self.young_s:
+                    continue
+                self.repairs.pop(target, None)
+                try:
+                    await daemons.stop(target, fence=daemon.fence)
+                except LeaseholdError as error:
+                    logger.warning("%s is not ended: %s", target, error)
+                else:
+                    left -= 1
+            if not left:
+                self.wedged.pop(started[0].target.server, None)
 
     def required(self) -> MpsRunner:
         """Raises UnavailableError if MPS is off."""

@@ -1,5 +1,6 @@
 """The table of enforcers."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -28,6 +29,9 @@ from shared.model.devices.enforcers import (
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import DeviceUuid, PodUid
+
+FIND_OUT_S = 2.0
+"""How long a probe of the GPUs waits for enforcers: a partitioner may hang."""
 
 ALL_FACTS = (
     Exclusive.facts,
@@ -65,6 +69,9 @@ class Enforcers:
         self.by_name: Mapping[EnforcerName, Enforcer] = {
             enforcer.facts.name: enforcer for enforcer in table
         }
+        self._finding_out: asyncio.Task[None] | None = None
+        self._limit_s: float | None = None
+        """Until all have been found out once, the GPUs are not to be believed."""
 
     def of(self, entry: CheckpointEntry) -> Iterator[Enforcer]:
         shares = entry.lease.shares_of(entry.allocation.container)
@@ -72,11 +79,28 @@ class Enforcers:
         return (enforcer for name, enforcer in self.by_name.items() if name in names)
 
     async def find_out(self, gpus: Sequence[Gpu]) -> None:
-        """Raises UnavailableError if what the GPUs report is not to be believed."""
+        """After the first call, what takes longer than `FIND_OUT_S` counts in a later one.
+
+        Raises UnavailableError if what the GPUs report is not to be believed.
+        """
+        if self._finding_out is None:
+            self._finding_out = asyncio.create_task(self._find_out(gpus))
+        try:
+            await asyncio.wait({self._finding_out}, timeout=self._limit_s)
+        except asyncio.CancelledError:
+            self._finding_out.cancel()
+            raise
+        if self._finding_out.done():
+            found, self._finding_out = self._finding_out, None
+            self._limit_s = FIND_OUT_S
+            found.result()
         for enforcer in self.by_name.values():
-            await enforcer.find_out(gpus)
             if reason := enforcer.unready_reason():
                 raise UnavailableError(reason)
+
+    async def _find_out(self, gpus: Sequence[Gpu]) -> None:
+        for enforcer in self.by_name.values():
+            await enforcer.find_out(gpus)
 
     @property
     def findings(self) -> tuple[ViolationFound, ...]:
@@ -140,5 +164,8 @@ class Enforcers:
             await check_held(entry, enforcer)
 
     async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
-        for enforcer in self.by_name.values():
-            await enforcer.end(live, mounted)
+        """What hangs for one of them delays no other one."""
+        ends = (enforcer.end(live, mounted) for enforcer in self.by_name.values())
+        for error in await asyncio.gather(*ends, return_exceptions=True):
+            if error is not None:
+                raise error

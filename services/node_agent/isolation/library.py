@@ -37,6 +37,7 @@ LOAD_S = 10.0
 _ELF_HEAD = 20
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
+_CONTENT = re.compile(r"[\w.-]+", re.ASCII)
 _NUMBERS = re.compile(r"\d+")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
@@ -143,13 +144,13 @@ def simulated_library(root: Path) -> StoredLibrary:
 
 def current_library(root: Path) -> StoredLibrary:
     try:
-        content, _, version = (root / CURRENT).read_text().partition(" ")
-    except OSError:
+        content, _, version = (root / CURRENT).read_text().strip().partition(" ")
+    except (OSError, UnicodeError):
         content = ""
         version = ""
-    return StoredLibrary(
-        path=root / (Path(content.strip()).name or "none") / LIBRARY_NAME, version=version.strip()
-    )
+    if not _CONTENT.fullmatch(content):
+        return StoredLibrary(path=root / "none" / LIBRARY_NAME)
+    return StoredLibrary(path=root / content / LIBRARY_NAME, version=version)
 
 
 def source_file(source: Path) -> Path:

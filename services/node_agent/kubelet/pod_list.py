@@ -1,11 +1,13 @@
 """The kubelet's own list of pods, GET /pods."""
 
+import math
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import TypeVar
 
 from msgspec import Struct
 
-from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import Deletion, KubeletContainer, KubeletPod
 from shared.dialects.reserved import may_set_reserved, sets_reserved
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
@@ -27,6 +29,16 @@ class _Configuration(Struct):
     kubeletconfig: _Settings
 
 
+class _DeletionMeta(Struct, rename="camel"):
+    uid: str
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+
+
+class _DeletedPod(Struct):
+    metadata: _DeletionMeta
+
+
 class KubeletPods:
     def __init__(
         self, kubelet: KubernetesClient, read_credentials: Callable[[], ClusterCredentials]
@@ -41,15 +53,15 @@ class KubeletPods:
         """
         return await self._retried(lambda: self.kubelet.list_whole("/pods", FullPod, keep=_pod))
 
-    async def list_ending(self) -> dict[PodUid, float]:
-        """Return, in Unix seconds, when the kubelet kills what is left of each deleted pod.
+    async def list_ending(self) -> dict[PodUid, Deletion]:
+        """Return when the kubelet kills what is left of each deleted pod.
 
         Raises as `list_pods` does.
         """
         listed = await self._retried(
-            lambda: self.kubelet.list_whole("/pods", ApiObject, keep=_deletion)
+            lambda: self.kubelet.list_whole("/pods", _DeletedPod, keep=_deletion)
         )
-        return {pod: deleted_at for pod, deleted_at in listed if deleted_at is not None}
+        return {pod: deletion for pod, deletion in listed if deletion is not None}
 
     async def topology_policy(self) -> str:
         """Raises as `list_pods` does."""
@@ -82,9 +94,14 @@ def _uid(pod: ApiObject) -> PodUid:
     return PodUid(pod.metadata.uid)
 
 
-def _deletion(pod: ApiObject) -> tuple[PodUid, float | None]:
-    deleted = pod.metadata.deletion_timestamp
-    return _uid(pod), None if deleted is None else deleted.timestamp()
+def _deletion(pod: _DeletedPod) -> tuple[PodUid, Deletion | None]:
+    found = pod.metadata
+    uid = PodUid(found.uid)
+    if found.deletion_timestamp is None:
+        return uid, None
+    grace_s = found.deletion_grace_period_seconds
+    killed_at = found.deletion_timestamp.timestamp()
+    return uid, Deletion(killed_at, math.inf if grace_s is None else grace_s)
 
 
 def _pod(pod: FullPod) -> KubeletPod:

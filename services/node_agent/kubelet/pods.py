@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.node_agent.records.checkpoint_entry import ContainerPlace
 from shared.dialects.advertised import NumaNodes
@@ -56,6 +57,12 @@ class KubeletPod:
     @property
     def terminal(self) -> bool:
         return self.phase in TERMINAL_PHASES
+
+
+class Deletion(NamedTuple):
+    killed_at: float
+    """Unix seconds, by the API server's clock."""
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

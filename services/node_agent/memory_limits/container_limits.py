@@ -219,7 +219,9 @@ class ContainerLimits:
         try:
             pod, container_id = await self._identify(call, entry)
             async with self.checkpoint.changing.hold(call.holder):
-                entry = self.checkpoint.by_key.get(entry.key, entry)
+                if entry.key not in self.checkpoint.by_key:
+                    raise RequestError(f"{entry.holder} has ended meanwhile")
+                entry = self.checkpoint.by_key[entry.key]
                 self._started.setdefault(key, set()).add((pod, container_id))
                 await self._limit_container(entry, pod, container_id)
         except LeaseholdError as error:

@@ -67,6 +67,8 @@ class LimitSetter:
         self._changing = threading.Lock()
         """Limits of several pods are set at once."""
         self._accounting: dict[DeviceUuid, Accounting] = {}
+        self._trying = asyncio.Lock()
+        """Trials of all GPUs have the same cgroup."""
 
     async def set(self, target: LimitTarget, *, fence: int, memory_bytes: int) -> MemoryLimit:
         """Return what the driver has after that, which may be an earlier limit.
@@ -105,7 +107,8 @@ class LimitSetter:
     ) -> DriverAccounting:
         """Raises LimitError or UnavailableError with the reason if the driver sets no limits."""
         if device not in self._accounting:
-            accounting = await try_limits(self.driver, self.tree, device)
+            async with self._trying:
+                accounting = await try_limits(self.driver, self.tree, device)
             self._accounting[device] = accounting
             logger.info("the driver limits memory of %s by %s", device, accounting)
         limit = await self._limit_of_process(device, agent_pid or os.getpid())

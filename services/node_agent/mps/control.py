@@ -17,7 +17,7 @@ from pathlib import Path
 
 from services.node_agent.files import irregular, open_checked, remove_tree
 from services.node_agent.mps.daemon import WedgedError
-from services.node_agent.programs import SilentError, execute
+from services.node_agent.programs import SilentError, UnseenError, execute
 from shared.dialects.mps import LOG_VARIABLE, PIPE_VARIABLE
 from shared.model.errors import UnavailableError
 
@@ -148,21 +148,28 @@ class MpsControl:
     def listener(self) -> int:
         """Return the PID of the listening process, or 0.
 
-        No link is followed. Raises UnavailableError if that cannot be seen now.
+        No link is followed. Raises UnseenError if that cannot be seen now.
         """
-        if self.socket.is_symlink():
+        try:
+            with self._open_socket() as path, socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(COMMAND_S)
+                connection.connect(path)
+                size = _CREDENTIALS.size
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        except (FileNotFoundError, ConnectionRefusedError):  # a link, too, refuses
             return 0
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(COMMAND_S)
-            try:
-                connection.connect(str(self.socket))
-            except (FileNotFoundError, ConnectionRefusedError):
-                return 0
-            except OSError as error:
-                raise UnavailableError(f"MPS: {self.socket}: {error.strerror or error}") from error
-            size = _CREDENTIALS.size
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        except OSError as error:
+            raise UnseenError(f"MPS: {self.socket}: {error.strerror or error}") from error
         return int(_CREDENTIALS.unpack(credentials)[0])
+
+    @contextlib.contextmanager
+    def _open_socket(self) -> Iterator[str]:
+        """Yield a path of what is there now, whatever a container makes in its place."""
+        handle = os.open(self.socket, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{handle}"
+        finally:
+            os.close(handle)
 
     def remove(self) -> None:
         """Remove the record last. Raises UnavailableError if some is left."""

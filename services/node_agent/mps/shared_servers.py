@@ -69,6 +69,8 @@ class _Lease(Struct, frozen=True):
     limits: MpsLimits
     started_at: float
     """Unix seconds."""
+    ended: bool = False
+    """It has a namespace only because the server did not reply."""
 
     @property
     def namespace(self) -> str:
@@ -206,20 +208,28 @@ class SharedServers:
             if fence < lease.fence:
                 raise RequestError(f"{target} has a newer lease, with fence {lease.fence}")
             left = record.without(target)
-            if not left.leases:
+            if all(other.ended for other in left.leases):
                 await self._end(target.gpu)
                 await asyncio.to_thread(self._control(target.gpu).remove)
                 logger.info("the server of MPS of GPU %s is ended", target.gpu)
                 return
-            control = self._control(target.gpu)
-            is_there = await self._status_of(record) and lease.namespace in (
-                await self._namespaces(control)
-            )
-            if is_there:
-                await control.call("namespace", "delete", lease.namespace, f"--server={SERVER}")
+            try:
+                await self._delete_namespace(record, lease)
+            except UnseenError:
+                await self._save(record.with_lease(structs.replace(lease, ended=True)))
+                raise
             await self._save(left)
 
     # One GPU's server; its lock is held
+
+    async def _delete_namespace(self, record: _Record, lease: _Lease) -> None:
+        """Raises UnavailableError while a client is attached, UnseenError without a reply."""
+        control = self._control(record.device)
+        is_there = await self._status_of(record) and lease.namespace in (
+            await self._namespaces(control)
+        )
+        if is_there:
+            await control.call("namespace", "delete", lease.namespace, f"--server={SERVER}")
 
     async def _start(self, record: _Record) -> _Record:
         control = self._control(record.device)

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from services.node_agent.enforcers.mps import Mps, mps_shares, target_of
+from services.node_agent.enforcers.mps import MOST_SERVERS, Mps, mps_shares, target_of
+from services.node_agent.kubelet.pods import Deletion
 from services.node_agent.metrics import MPS_DRAINED, MPS_WEDGES
 from services.node_agent.mps.daemon import MpsTarget, WedgedError
 from services.node_agent.node import Node
@@ -35,8 +37,6 @@ READING_SHARE = 10
 """The kubelet's list is read for a tenth of the time at most."""
 MOST_PAUSE_S = 5.0
 """The longest pause after the kubelet's list took long to read."""
-MOST_DRAINS = 8
-"""Of servers at once: each command is a process."""
 PROBE_S = 30.0
 """Interval of probes of servers, beside one after each restart of a container."""
 
@@ -64,14 +64,24 @@ def pause_after(read_s: float) -> float:
     return min(READING_SHARE * read_s, MOST_PAUSE_S)
 
 
+class _EndingPod(NamedTuple):
+    """Moments are in ticks: the node's clock may be behind the API server's, or be set."""
+
+    deletion: Deletion
+    seen_at: float
+    killed_at: float
+
+
 class MpsWatch:
     def __init__(self, node: Node, enforcer: Mps) -> None:
         self.node = node
         self.enforcer = enforcer
-        self._killed_at: Mapping[PodUid, float] = {}
-        self._deleted_at: dict[PodUid, float] = {}
+        self._ending: Mapping[PodUid, _EndingPod] = {}
         self._looked = asyncio.Event()
-        self._drains = asyncio.Semaphore(MOST_DRAINS)
+        self._drains = asyncio.Semaphore(MOST_SERVERS)
+        self._probes = asyncio.Semaphore(MOST_SERVERS)
+        self._silent: dict[Hashable, str] = {}
+        """Since when a shared server has not replied."""
 
     @property
     def entries(self) -> Sequence[CheckpointEntry]:
@@ -109,22 +119,33 @@ class MpsWatch:
 
     async def look(self) -> None:
         try:
-            self._killed_at = await self.node.kubelet.list_ending()
+            deletions = await self.node.kubelet.list_ending()
         except LeaseholdError as error:  # the next look is soon
             logger.info("pods that end cannot be seen for MPS: %s", error)
-        now = self.node.clock.now()
-        self._deleted_at = {pod: self._deleted_at.get(pod, now) for pod in self._killed_at}
+        else:
+            self._ending = {pod: self._seen(pod, deletion) for pod, deletion in deletions.items()}
         self._looked.set()
+
+    def _seen(self, pod: PodUid, deletion: Deletion) -> _EndingPod:
+        """A second deletion may shorten the grace period."""
+        before = self._ending.get(pod)
+        if before is not None and before.deletion == deletion:
+            return before
+        ticks = self.node.clock.ticks()
+        left_s = min(deletion.killed_at - self.node.clock.now(), deletion.grace_s)
+        if before is None:
+            return _EndingPod(deletion, ticks, ticks + left_s)
+        return _EndingPod(deletion, before.seen_at, min(before.killed_at, ticks + left_s))
 
     def due(self) -> Mapping[Hashable, Sequence[CheckpointEntry]]:
         """Return whose work is to be ended now, by server."""
         if self.enforcer.daemons is None:
             return {}
-        now = self.node.clock.now()
+        ticks = self.node.clock.ticks()
         pods = {
             pod
-            for pod, killed_at in self._killed_at.items()
-            if now >= drain_at(killed_at, self._deleted_at[pod])
+            for pod, ending in self._ending.items()
+            if ticks >= drain_at(ending.killed_at, ending.seen_at)
         }
         return _by_server(
             entry
@@ -163,20 +184,54 @@ class MpsWatch:
             due.clear()
 
     async def probe_once(self) -> None:
-        for entries in self.servers:
-            targets = [target_of(entry) for entry in entries]
-            daemons = self.enforcer.required()
+        """A server that hangs delays the probe of no other one."""
+        servers = {target_of(entries[0]).server: entries for entries in self.servers}
+        self._silent = {server: at for server, at in self._silent.items() if server in servers}
+        await asyncio.gather(*map(self._probe, servers.values()))
+
+    async def _probe(self, entries: Sequence[CheckpointEntry]) -> None:
+        targets = [target_of(entry) for entry in entries]
+        first = targets[0]
+        daemons = self.enforcer.required()
+        async with self._probes:
             try:
-                if (await daemons.get(targets[0])).servers:
-                    await daemons.probe(targets[0])
+                daemon = await daemons.get(first)
+                if daemon.servers:
+                    await daemons.probe(first)
             except WedgedError as error:
-                await self._repair(targets[0], str(error))
+                await self._repair(first, str(error))
             except LeaseholdError as error:
-                logger.info("the server of MPS of %s is not probed: %s", targets[0], error)
+                logger.info("the server of MPS of %s is not probed: %s", first, error)
+                self._note_silence(entries, first, str(error))
             else:
+                self._silent.pop(first.server, None)
+                if daemon.problem:  # it is put back by the comparison of limits
+                    return
                 for target in targets:
                     self.enforcer.repairs.pop(target, None)
-                self._open(targets[0])
+                self._open(first)
+
+    def _note_silence(
+        self, entries: Sequence[CheckpointEntry], first: MpsTarget, reason: str
+    ) -> None:
+        """A partitioner that starts again misses one probe."""
+        if not first.gpu or first.server in self.enforcer.wedged:
+            return
+        since = self._silent.get(first.server)
+        if since is None:
+            self._silent[first.server] = timestamp(self.node.clock.now())
+            return
+        fault = cut(
+            f"MpsSilent: the GPU's server of MPS has not replied since {since}: {reason}; what "
+            "runs there goes on, and the server ends with the last of its containers"
+        )
+        self._close(entries, first, fault)
+        logger.error("the server of MPS of %s: %s", first, fault)
+
+    def _close(self, entries: Iterable[CheckpointEntry], target: MpsTarget, fault: str) -> None:
+        devices = {share.device for entry in entries for share in mps_shares(entry)}
+        self.enforcer.wedged[target.server] = dict.fromkeys(devices, fault)
+        self.node.report_due.set()
 
     def _beside(self, target: MpsTarget) -> Sequence[CheckpointEntry]:
         return [entry for entry in self.entries if target_of(entry).server == target.server]
@@ -190,9 +245,7 @@ class MpsWatch:
             f"MpsWedged: a server of MPS hangs since {timestamp(self.node.clock.now())}: {reason}; "
             f"its daemon is started again, at least every {PROBE_S:g} s"
         )
-        devices = {share.device for entry in entries for share in mps_shares(entry)}
-        self.enforcer.wedged[target.server] = dict.fromkeys(devices, fault)
-        self.node.report_due.set()
+        self._close(entries, target, fault)
         logger.error("%s of %s: %s", target, entries[0].holder, fault)
         try:
             await self.enforcer.required().probe(target)

@@ -115,7 +115,8 @@ class LimitUpdater:
         refused = {}
         if node is None:
             return {}
-        for key in [entry.key for entry in self.checkpoint.entries]:
+        pods = self.checkpoint.pods if requested is None else {requested.pod}
+        for key in [entry.key for entry in self.checkpoint.entries if entry.key[0] in pods]:
             async with self.checkpoint.changing.hold(key[0]):
                 entry = self.checkpoint.by_key.get(key)
                 lease = self.leases.find(key[0])

@@ -27,11 +27,16 @@ class XidListener:
         self._pending: dict[Xid, None] = {}
         """In a storm of application errors, a critical one must not get lost."""
         self._threads: dict[DeviceUuid, threading.Thread] = {}
+        self._listed: frozenset[DeviceUuid] = frozenset()
 
     def listen(self, devices: Iterable[DeviceUuid]) -> None:
-        for device in devices:
-            thread = self._threads.get(device)
-            if thread is None or not thread.is_alive():
+        """Threads of other devices end after what they wait for."""
+        self._listed = frozenset(devices)
+        ended = {device for device, thread in self._threads.items() if not thread.is_alive()}
+        for device in ended - self._listed:
+            del self._threads[device]
+        for device in self._listed:
+            if device in ended or device not in self._threads:
                 thread = threading.Thread(target=self._listen, args=[device], daemon=True)
                 self._threads[device] = thread
                 thread.start()
@@ -48,7 +53,7 @@ class XidListener:
 
     def _listen(self, device: DeviceUuid) -> None:
         last_error = ""
-        while True:
+        while device in self._listed:
             try:
                 self._listen_once(device)
                 last_error = ""
@@ -61,7 +66,7 @@ class XidListener:
     def _listen_once(self, device: DeviceUuid) -> None:
         with event_set(device) as events:
             until = time.monotonic() + REOPEN_S
-            while time.monotonic() < until:
+            while time.monotonic() < until and device in self._listed:
                 number = wait_for_xid(events)
                 if number is not None:
                     self.add(Xid(device, number))

@@ -14,7 +14,7 @@ import pytest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.inventory import DeviceSample, SharingConfig, devices_of
-from services.node_agent.gpus.nvml import processes
+from services.node_agent.gpus.nvml import processes, xid_listener
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
@@ -162,6 +162,23 @@ async def test_xid_events_belong_to_their_gpu(nvml: GpuDriver) -> None:
 
     await until(received, lambda xids: len(xids) == 2)
     assert set(found) == {Xid(uuid(FIRST), 79), Xid(uuid(SECOND), 13)}
+
+
+async def test_the_events_of_a_gpu_that_is_no_longer_listed_are_not_awaited(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(FIRST, SECOND)
+    monkeypatch.setattr(xid_listener, "WAIT_MS", 20)
+    listener = XidListener()
+    before = set(threading.enumerate())
+    listener.listen([uuid(FIRST), uuid(SECOND)])
+    threads = set(threading.enumerate()) - before
+
+    listener.listen([uuid(SECOND)])
+
+    await until(lambda: sum(thread.is_alive() for thread in threads) == 1)
+    listener.listen([])
+    await until(lambda: not any(thread.is_alive() for thread in threads))
 
 
 def test_xid_events_are_awaited_until_the_driver_fails(

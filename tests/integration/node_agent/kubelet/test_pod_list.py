@@ -10,7 +10,7 @@ import pytest
 
 from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.kubelet.pods import KubeletContainer
+from services.node_agent.kubelet.pods import Deletion, KubeletContainer
 from services.node_agent.settings import (
     SERVICE_ACCOUNT_TOKEN,
     AgentSettings,
@@ -98,7 +98,9 @@ async def test_deleted_pods_are_listed_with_the_time_of_their_kill_whatever_else
     None
 ):
     def listed(uid: str, deleted: str | None) -> dict[str, Any]:
-        return {"metadata": {"uid": uid, "deletionTimestamp": deleted}, "spec": {"containers": 5}}
+        grace_s = None if deleted is None else 30
+        times = {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace_s}
+        return {"metadata": {"uid": uid, **times}, "spec": {"containers": 5}}
 
     items = [listed("lives", None), listed("ends", "2026-11-30T12:00:30Z")]
     async with ScriptedApiserver(answers(200, {"items": items})) as kubelet:
@@ -106,7 +108,8 @@ async def test_deleted_pods_are_listed_with_the_time_of_their_kill_whatever_else
         async with KubernetesClient(credentials) as kube:
             ending = await KubeletPods(kube, lambda: credentials).list_ending()
 
-    assert ending == {"ends": datetime(2026, 11, 30, 12, 0, 30, tzinfo=UTC).timestamp()}
+    killed_at = datetime(2026, 11, 30, 12, 0, 30, tzinfo=UTC).timestamp()
+    assert ending == {"ends": Deletion(killed_at, 30)}
 
 
 RESERVED = (

@@ -281,6 +281,20 @@ async def test_a_call_that_does_not_fit_sets_no_limit_and_is_reported_once(
     assert limits.findings == ()
 
 
+async def test_a_container_whose_pod_ends_while_its_hook_waits_does_not_start(
+    containers: Containers,
+) -> None:
+    limits = containers.limits()
+    (entry,) = await containers.give(driver_lease(driver_share(2000)))
+    async with containers.checkpoint.changing.hold(POD):
+        starting = asyncio.create_task(limits.start_container(call_of(entry, containers.create())))
+        await asyncio.sleep(0)  # it has found the record
+        await containers.checkpoint.forget((POD,))
+
+    with pytest.raises(RequestError, match="has ended meanwhile"):
+        await starting
+
+
 async def test_a_container_does_not_start_if_one_of_its_gpus_has_another_limit(
     containers: Containers,
 ) -> None:

@@ -66,6 +66,16 @@ async def test_a_driver_that_has_misc_although_the_kernel_has_dmem_is_found(
     assert (await node.setter().accounting(DEVICE)).accounting is Accounting.MISC
 
 
+async def test_trials_on_several_gpus_at_once_do_not_disturb_each_other(node: LimitedNode) -> None:
+    gpus = [gpu(number) for number in range(1, 5)]
+    node.driver.create(*gpus)
+    setter = node.setter()
+
+    found = await asyncio.gather(*(setter.accounting(DeviceUuid(made.uuid)) for made in gpus))
+
+    assert {driver.accounting for driver in found} == {Accounting.DMEM}
+
+
 @BOTH
 async def test_limits_that_other_programs_have_set_are_found_and_stay(
     node: LimitedNode, accounting: Accounting

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from services.node_agent.enforcers.mps import Mps
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess, SharingConfig
+from services.node_agent.kubelet.pods import Deletion
 from services.node_agent.mps import watch
 from services.node_agent.mps.daemon import MpsTarget, WedgedError
 from services.node_agent.mps.daemon_directories import MpsNode
@@ -211,7 +212,7 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
             now = agent.node.clock.now()
 
             async def deleted() -> Any:
-                return {lease.pod: now + 3600}
+                return {lease.pod: Deletion(now + 3600, 3600)}
 
             agent.node.kubelet.list_ending = deleted  # type: ignore[method-assign]
             await agent.mps.look()
@@ -219,7 +220,7 @@ async def test_clients_are_ended_before_the_kill_and_not_in_the_first_half_of_th
             assert control(cluster, lease).clients == [load.pid]
 
             async def killed_soon() -> Any:
-                return {lease.pod: agent.node.clock.now() + 0.1}
+                return {lease.pod: Deletion(agent.node.clock.now() + 0.1, 1)}
 
             agent.node.kubelet.list_ending = killed_soon  # type: ignore[method-assign]
             await agent.mps.look()

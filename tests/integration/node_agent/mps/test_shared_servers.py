@@ -242,6 +242,31 @@ async def test_a_server_that_does_not_open_its_gpu_is_ended_and_refused(
     assert (await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))).held_percent() == 25
 
 
+def report_status_by(servers: SharedServers, status: str) -> None:
+    script = servers.node.root / "control"
+    script.write_text(
+        f'#!/bin/sh\n[ "$4" = status ] && {status} || exec {" ".join(command())} "$@"\n'
+    )
+    script.chmod(0o755)
+    servers.node.program = (str(script),)
+
+
+async def test_a_server_that_cannot_be_seen_is_ended_once_all_its_containers_have(
+    servers: SharedServers,
+) -> None:
+    await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
+    await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))
+    report_status_by(servers, "exec yes")
+
+    with pytest.raises(UnavailableError, match="prints more than"):
+        await servers.stop(FIRST, fence=1)
+
+    assert len(await servers.list()) == 2, "it may still be used"
+    await servers.stop(SECOND, fence=2)
+    assert not await servers.list()
+    assert not (servers.node.root / shared_daemon_name(GPU)).exists()
+
+
 @pytest.mark.parametrize(
     ("status", "refusal"),
     [
@@ -255,12 +280,7 @@ async def test_a_server_in_doubt_gets_no_container_and_is_neither_ended_nor_star
     first = await servers.ensure(FIRST, fence=1, limits=limits(25, 2048))
     load = program(driver, first)
     await clients(servers, FIRST, load.pid)
-    script = servers.node.root / "control"
-    script.write_text(
-        f'#!/bin/sh\n[ "$4" = status ] && {status} || exec {" ".join(command())} "$@"\n'
-    )
-    script.chmod(0o755)
-    servers.node.program = (str(script),)
+    report_status_by(servers, status)
 
     with pytest.raises(UnavailableError, match=refusal):
         await servers.ensure(SECOND, fence=2, limits=limits(50, 4096))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,13 +13,14 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
+from services.node_agent.enforcers import table
 from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
 from services.node_agent.enforcers.limit_audit import AGAIN_S, AUDIT_S, LimitAudit
 from services.node_agent.enforcers.mig import Mig
 from services.node_agent.enforcers.table import ALL_FACTS, Enforcers
-from services.node_agent.gpus.inventory import SharingConfig, devices_of
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of
@@ -302,3 +303,65 @@ async def test_what_ended_pods_had_is_removed(world: World) -> None:
     assert not kept.problem
     assert gone is not None
     assert gone.problem
+
+
+class HangingEnforcer(FakeEnforcer):
+    """Its daemon does not reply while `released` is not set."""
+
+    facts = replace(FakeEnforcer.facts, name="driver")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+
+    async def find_out(self, gpus: Sequence[Gpu]) -> None:
+        await self.released.wait()
+
+    def unready_reason(self) -> str:
+        return "the agent itself is limited" if self.released.is_set() else ""
+
+    async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
+        await self.released.wait()
+        await super().end(live, mounted)
+
+
+async def test_an_enforcer_that_hangs_delays_no_probe_after_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "FIND_OUT_S", 0.01)
+    hanging = HangingEnforcer()
+    enforcers = Enforcers((hanging,))
+
+    first = asyncio.create_task(enforcers.find_out(()))
+    await asyncio.sleep(0.05)
+    assert not first.done(), "nothing is known yet"
+    hanging.released.set()
+    with pytest.raises(UnavailableError, match="itself is limited"):
+        await first
+    hanging.released.clear()
+
+    async with asyncio.timeout(10):
+        await enforcers.find_out(())
+        await enforcers.find_out(())
+    hanging.released.set()
+    with pytest.raises(UnavailableError, match="itself is limited"):
+        await enforcers.find_out(())
+
+
+async def test_an_enforcer_that_hangs_delays_no_cleanup_by_others(world: World) -> None:
+    entry = await world.prepared()
+    if not isinstance(world.enforcer, FakeEnforcer):
+        os.utime(world.region(entry).parent, (1, 1))
+    hanging = HangingEnforcer()
+    enforcers = Enforcers((hanging, world.enforcer))
+
+    ending = asyncio.create_task(enforcers.end(set(), None))
+
+    async def has_ended() -> bool:
+        read = await world.enforcer.read_back(entry)
+        return read is not None and bool(read.problem)
+
+    await until(has_ended)
+    assert not ending.done()
+    hanging.released.set()
+    await ending

@@ -78,6 +78,20 @@ async def test_of_several_versions_in_a_directory_the_highest_is_installed(tmp_p
     )
 
 
+@pytest.mark.parametrize("damage", [b"\0\0\0", b"\xff\xfe", b"a/b v1", b""])
+async def test_a_damaged_name_of_the_current_library_is_written_anew(
+    damage: bytes, source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "library"
+    await NodeLibrary(root, source).update()
+    (root / "current").write_bytes(damage)
+
+    library = NodeLibrary(root, source)
+
+    assert await library.update()
+    assert library.current.path.read_bytes() == source.read_bytes()
+
+
 async def test_the_same_library_is_installed_once(library: NodeLibrary, source: Path) -> None:
     await library.update()
     first = library.current.path

@@ -1,5 +1,8 @@
 """What control daemons of MPS print, what they hold at most, and when clients are ended."""
 
+import os
+import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 
 from services.node_agent.enforcers.mps import Mps
 from services.node_agent.memory_limits.specification import check_variables
+from services.node_agent.mps.control import MpsControl
 from services.node_agent.mps.daemon import (
     MpsDaemon,
     MpsLimits,
@@ -128,3 +132,33 @@ async def test_a_daemon_of_an_ended_pod_goes_after_a_while_also_if_the_clock_was
     await Mps(MpsDaemons(node)).end(set(), None)
 
     assert directory.exists() is not is_ended
+
+
+def test_a_link_that_a_container_makes_after_the_look_leads_to_no_other_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="lh-") as folder:
+        control = MpsControl(Path(folder), ("false",), Path(folder))
+        control.pipes.mkdir()
+        other = Path(folder) / "other"
+        listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for listener, path in zip(listeners, (control.socket, other), strict=True):
+            listener.bind(str(path))
+            listener.listen()
+            listener.setblocking(False)
+        connect = socket.socket.connect
+
+        def swap_and_connect(self: socket.socket, path: str) -> None:
+            control.socket.unlink()
+            control.socket.symlink_to(other)
+            connect(self, path)
+
+        monkeypatch.setattr(socket.socket, "connect", swap_and_connect)
+
+        assert control.listener() == os.getpid()
+        listeners[0].accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listeners[1].accept()
+        assert control.listener() == 0, "a link itself refuses"
+        for listener in listeners:
+            listener.close()

@@ -8,10 +8,17 @@ import pytest
 
 from services.node_agent import node
 from services.node_agent.enforcers.enforcer import ReadBack
-from services.node_agent.enforcers.mps import Mps
+from services.node_agent.enforcers.mps import Mps, SharedMps
 from services.node_agent.gpus.inventory import DeviceSample
+from services.node_agent.kubelet.pods import Deletion
 from services.node_agent.mps import watch
-from services.node_agent.mps.daemon import MpsDaemon, MpsServer, MpsTarget, WedgedError
+from services.node_agent.mps.daemon import (
+    MpsDaemon,
+    MpsServer,
+    MpsTarget,
+    StartedDaemon,
+    WedgedError,
+)
 from services.node_agent.mps.runners import MpsRunner
 from services.node_agent.mps.watch import MpsWatch
 from shared.model.errors import UnavailableError
@@ -22,6 +29,7 @@ from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of, node_of
 
 POD = PodUid("pod-1")
+OTHER = PodUid("pod-2")
 STEP_S = 0.1
 
 
@@ -38,11 +46,14 @@ class Kubelet:
     def __init__(self, clock: FakeClock, reading_s: float) -> None:
         self.clock = clock
         self.reading_s = reading_s
-        self.ending: dict[PodUid, float] = {}
+        self.ending: dict[PodUid, Deletion] = {}
         self.reads: list[float] = []
         self.error = ""
 
-    async def list_ending(self) -> dict[PodUid, float]:
+    def delete(self, pod: PodUid, grace_s: float) -> None:
+        self.ending[pod] = Deletion(self.clock.ticks() + grace_s, grace_s)
+
+    async def list_ending(self) -> dict[PodUid, Deletion]:
         self.reads.append(self.clock.ticks())
         shown = dict(self.ending)
         if self.reading_s:
@@ -58,13 +69,30 @@ class Daemons:
         self.clients: tuple[int, ...] = (7,)
         self.ended_at = 0.0
         self.hanging: PodUid | None = None
+        self.error = ""
+        self.probed: list[PodUid] = []
+        self.stopped: list[PodUid] = []
         self.on_wedged: Callable[[], None] | None = None
 
     async def get(self, target: MpsTarget) -> MpsDaemon:
         if target.holder == self.hanging:
             await self.clock.sleep(60.0)
+        if self.error:
+            raise UnavailableError(self.error)
         server = MpsServer(pid=1, status="", percent=50, memory_mib={}, clients=self.clients)
         return MpsDaemon(pipes="", servers=(server,))
+
+    async def probe(self, target: MpsTarget) -> None:
+        self.probed.append(target.holder)
+
+    async def list(self) -> tuple[StartedDaemon, ...]:
+        pods = (POD, OTHER)
+        return tuple(StartedDaemon(MpsTarget(pod, "main"), 1, 0.0) for pod in pods)
+
+    async def stop(self, target: MpsTarget, *, fence: int) -> None:
+        if target.holder == self.hanging:
+            await self.clock.sleep(60.0)
+        self.stopped.append(target.holder)
 
     async def terminate(self, target: MpsTarget, clients: Iterable[int]) -> None:
         assert set(clients) == {7}
@@ -72,20 +100,21 @@ class Daemons:
             self.on_wedged()
             raise WedgedError("ending the GPU work did not return")
         self.clients = ()
-        self.ended_at = self.clock.now()
+        self.ended_at = self.clock.ticks()
 
 
 class World:
-    def __init__(self, reading_s: float, **lease: Any) -> None:
+    def __init__(self, reading_s: float, kind: type[Mps] = Mps, **lease: Any) -> None:
+        self.kind = kind
         self.clock = FakeClock()
         self.kubelet = Kubelet(self.clock, reading_s)
         self.daemons = Daemons(self.clock)
         self.node = node_of(self.kubelet, clock=self.clock)
         self.hold(POD, **lease)
-        self.watch = MpsWatch(self.node, Mps(cast("MpsRunner", self.daemons)))
+        self.watch = MpsWatch(self.node, kind(cast("MpsRunner", self.daemons)))
 
     def hold(self, pod: PodUid, **lease: Any) -> None:
-        held: dict[str, Any] = {"memory": "mps", "compute": "mps", "mode": "mps"}
+        held: Any = dict.fromkeys(("memory", "compute", "mode"), self.kind.facts.name)
         entry = entry_of(lease_of(pod, share(**held), **lease))
         self.node.checkpoint.by_key[entry.key] = entry
 
@@ -128,7 +157,7 @@ async def test_work_is_ended_before_the_kill_whenever_a_pod_is_deleted(
 
     async def delete() -> None:
         await world.clock.sleep(after_s)
-        world.kubelet.ending[POD] = deleted_at + grace_s
+        world.kubelet.delete(POD, grace_s)
 
     deletion = asyncio.create_task(delete())
     await world.run(after_s + killed_s)
@@ -139,7 +168,7 @@ async def test_work_is_ended_before_the_kill_whenever_a_pod_is_deleted(
 
 async def test_a_claim_that_no_pod_uses_yet_keeps_its_work_while_other_pods_end() -> None:
     world = World(reading_s=0.0, claim=ClaimAllocation(generation="1"))
-    world.kubelet.ending[PodUid("another")] = world.clock.now()
+    world.kubelet.delete(PodUid("another"), 0.0)
 
     await world.run(3.0)
 
@@ -148,7 +177,8 @@ async def test_a_claim_that_no_pod_uses_yet_keeps_its_work_while_other_pods_end(
 
 async def test_a_deletion_that_was_seen_is_acted_on_while_the_list_cannot_be_read() -> None:
     world = World(reading_s=0.0)
-    killed_at = world.kubelet.ending[POD] = world.clock.now() + 30
+    killed_at = world.clock.now() + 30
+    world.kubelet.delete(POD, 30.0)
     await world.watch.look()
     world.kubelet.error = "the kubelet does not respond"
     world.kubelet.reading_s = 20.0
@@ -163,12 +193,12 @@ async def test_a_daemon_that_hangs_delays_the_end_of_no_other_pods_work() -> Non
     other = world.daemons.hanging = PodUid("pod-0")
     world.hold(other)
     began = world.clock.now()
-    world.kubelet.ending[other] = began + 3
+    world.kubelet.delete(other, 3.0)
     await world.watch.look()
 
     async def delete() -> None:
         await world.clock.sleep(5.0)
-        world.kubelet.ending[POD] = began + 15
+        world.kubelet.delete(POD, 10.0)
 
     deletion = asyncio.create_task(delete())
     await world.run(20.0)
@@ -180,7 +210,7 @@ async def test_a_daemon_that_hangs_delays_the_end_of_no_other_pods_work() -> Non
 async def test_a_server_whose_last_container_ends_while_it_hangs_closes_no_gpu() -> None:
     world = World(reading_s=0.0)
     world.daemons.on_wedged = world.node.checkpoint.by_key.clear
-    world.kubelet.ending[POD] = world.clock.now() + 3
+    world.kubelet.delete(POD, 3.0)
     await world.watch.look()
 
     await world.run(5.0)
@@ -198,3 +228,75 @@ async def test_while_the_driver_does_not_respond_what_holds_a_container_is_not_k
     [entry] = world.node.checkpoint.entries
 
     assert await enforcer.read_back(entry) == ReadBack(unread="the NVIDIA driver did not respond")
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(-60, -60), (0, -86_400), (0, 86_400)])
+async def test_a_clock_that_is_behind_or_is_set_moves_no_end_of_work(
+    before_s: float, after_s: float
+) -> None:
+    world = World(reading_s=0.0)
+    began = world.clock.ticks()
+    world.clock.set_by = before_s
+    world.kubelet.delete(POD, 30.0)
+    await world.watch.look()
+    world.clock.set_by = after_s
+
+    await world.run(31.0)
+
+    assert began + 26 <= world.daemons.ended_at < began + 30
+
+
+async def test_a_second_deletion_that_shortens_the_grace_period_counts() -> None:
+    world = World(reading_s=0.0)
+    began = world.clock.ticks()
+    world.kubelet.delete(POD, 3600.0)
+    await world.watch.look()
+    world.kubelet.delete(POD, 10.0)
+
+    await world.run(11.0)
+
+    assert began + 5 <= world.daemons.ended_at < began + 10
+
+
+async def test_a_server_that_hangs_delays_the_probe_of_no_other() -> None:
+    world = World(reading_s=0.0)
+    world.hold(OTHER)
+    world.daemons.hanging = POD
+
+    probing = asyncio.create_task(world.watch.probe_once())
+    await world.advance(1.0)
+
+    assert world.daemons.probed == [OTHER]
+    await world.advance(60.0)
+    await probing
+    assert world.daemons.probed == [OTHER, POD]
+
+
+async def test_a_daemon_that_hangs_delays_the_stop_of_no_other() -> None:
+    world = World(reading_s=0.0)
+    world.daemons.hanging = POD
+
+    ending = asyncio.create_task(world.watch.enforcer.end(set(), None))
+    await world.advance(1.0)
+
+    assert world.daemons.stopped == [OTHER]
+    await world.advance(60.0)
+    await ending
+    assert world.daemons.stopped == [OTHER, POD]
+
+
+async def test_a_shared_server_without_replies_closes_its_gpu_until_it_replies() -> None:
+    world = World(reading_s=0.0, kind=SharedMps)
+    faults = world.watch.enforcer.faults
+    world.daemons.error = "server get gpu status did not end within 10 s"
+
+    await world.watch.probe_once()
+    assert not world.watch.enforcer.faults
+    await world.watch.probe_once()
+    [fault] = world.watch.enforcer.faults.values()
+    world.daemons.error = ""
+    await world.watch.probe_once()
+
+    assert "MpsSilent" in fault
+    assert "did not end within 10 s" in fault
+    assert world.watch.enforcer.faults == faults == {}

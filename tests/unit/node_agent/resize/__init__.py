@@ -1,0 +1,1 @@
+"""Tests: unit, node_agent, resize."""
