@@ -36,6 +36,14 @@ from shared.model.errors import RequestError
 
 DAY_MS = 24 * HOUR_MS
 _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
+_LENGTHS_MS = {
+    Period.HOUR: HOUR_MS,
+    Period.DAY: DAY_MS,
+    Period.WEEK: 7 * DAY_MS,
+    Period.MONTH: 31 * DAY_MS,
+}
+MOST_PERIODS = 1000
+"""Of one step: what is before them, as after a clock in 1970, is charged to one window."""
 
 
 def period_at(policy: BudgetPolicy, at_ms: int) -> BudgetWindow:
@@ -164,6 +172,7 @@ def advance(
     stored_shape = account.state.shape
     same_unit = account.budget is None or account.budget.currency == budget.currency
     while True:
+        window = _up_to_recent(budget.policy, window, now_ms)
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
         reshaped = bool(stored_shape) and stored_shape != window_shape(budget)
@@ -200,6 +209,19 @@ def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
     window = open_window(step.budget, first, natural=True)
     step.windows[window.id] = window
     return window
+
+
+def _up_to_recent(policy: BudgetPolicy, window: BudgetWindow, now_ms: int) -> BudgetWindow:
+    """Let a window last until the periods that a step has time for, or that a balance counts."""
+    if window.end_ms is None or policy.type not in {PolicyType.FIXED, PolicyType.SLIDING}:
+        return window
+    reach_ms = MOST_PERIODS * _LENGTHS_MS[policy.period]
+    if policy.type is PolicyType.SLIDING:
+        reach_ms = policy.length_ms + policy.bucket_ms
+    if window.end_ms >= now_ms - reach_ms:
+        return window
+    recent = period_at(policy, now_ms - reach_ms)
+    return structs.replace(window, end_ms=max(window.end_ms, recent.start_ms))
 
 
 def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWindow:

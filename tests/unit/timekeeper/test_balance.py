@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.timekeeper.accounts.accrual import (
+    MOST_PERIODS,
     advance,
     apply_update,
     grant_update,
@@ -352,6 +353,25 @@ def test_sliding_use_expires_bucket_by_bucket() -> None:
         used.append(balance(now, wanted, T0 + hour * HOUR_MS).used_units)
 
     assert used == [units(30)] * 3 + [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "earlier_ms"),
+    [
+        ({"period": Period.HOUR}, 0),
+        ({"type": PolicyType.SLIDING, "length_ms": DAY_MS, "bucket_ms": HOUR_MS}, DAY_MS),
+    ],
+)
+def test_a_lease_from_a_clock_in_1970_is_charged_in_one_step_of_few_windows(
+    policy: dict[str, Any], earlier_ms: int
+) -> None:
+    wanted = budget(100, **policy)
+    now = stepped(account(charged_lease(0, weight=1000)), wanted, T0 + MINUTE_MS)
+
+    assert sum(window.used_units for window in now.windows) == 1000 * (T0 + MINUTE_MS)
+    assert len(now.windows) <= MOST_PERIODS + 2
+    used_units = balance(now, wanted, T0 + MINUTE_MS).used_units
+    assert used_units == 1000 * (earlier_ms + MINUTE_MS)
 
 
 def test_running_leases_are_charged_at_intervals_and_counted_in_every_balance() -> None:
