@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from shared.kubernetes.kinds.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
+from shared.model.bounds import Amount
 from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,
@@ -22,7 +23,7 @@ from shared.model.budgets.budget import (
     PolicyType,
     WeightMode,
 )
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import Namespace
 
 KIND = "GPUBudget"
@@ -313,7 +314,7 @@ def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCopy:
     window: BudgetWindow
-    at_ms: int
+    at_ms: Amount
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
@@ -328,7 +329,7 @@ def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
     if budget is None:
         return None
     bucket = budget.policy.type is PolicyType.BUCKET
-    return StatusCopy(
+    copy = StatusCopy(
         at_ms=read.checkpoint_at,
         window=BudgetWindow(
             id=read.window.id,
@@ -342,3 +343,7 @@ def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
             level_ms=read.checkpoint_at if bucket else 0,
         ),
     )
+    try:  # as the ledger reads it
+        return msgspec.json.decode(msgspec.json.encode(copy), type=StatusCopy)
+    except UNDECODABLE:
+        return None

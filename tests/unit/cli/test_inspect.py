@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.text import Text
 
 from services.api.projection.problems import AffectedObject
-from services.cli.formats import FittedTable, age
 from services.cli.commands import Top
+from services.cli.formats import FittedTable, age
 from services.cli.inspect import render, views
 from services.cli.terminal import print_document, print_text
 from shared.model.bounds import printable_lines

@@ -305,7 +305,15 @@ def test_a_written_status_is_parsed_with_the_same_window() -> None:
     assert step is not None
     after = apply_update(account(), step)
     status = budget_status(after, balance(after, wanted, T0), RawObject(), None)
-    copy = parse_status(msgspec.to_builtins(status), wanted)
+    written = msgspec.to_builtins(status)
+    copy = parse_status(written, wanted)
 
     assert copy is not None
     assert (copy.window, copy.at_ms) == (after.windows[-1], T0)
+    # No account could be read with these.
+    for changed in (
+        {"windowUsedUnits": "9" * 32},
+        {"window": written["window"] | {"start": -1}},
+        {"checkpointAt": 1 << 60},
+    ):
+        assert parse_status(written | changed, wanted) is None
