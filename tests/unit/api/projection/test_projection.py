@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.api.aggregated.objects import KINDS
 from services.api.http.first_pod import EXAMPLES, first_pod
 from services.api.projection.problems import HIDDEN
 from services.api.projection.projection import EVENTS, NAMESPACES, PROBLEMS, WAITING, Projection
@@ -297,7 +298,9 @@ def test_the_schedulers_port_has_the_usage_of_each_share() -> None:
 def test_a_pod_that_closes_a_node_is_named_to_viewers_of_its_namespace_only(viewed: str) -> None:
     reason = "pod other/late is bound to the node, and the kubelet has not requested its devices"
     base = snapshots.NODE
-    node = replace(base, node=replace(base.node, served=(CORDON_PREFIX + reason,)))
+    facts = replace(base.node.facts, labels={"zone": "a"})
+    served = (CORDON_PREFIX + reason,)
+    node = replace(base, node=replace(base.node, facts=facts, served=served))
     board = projected(node)
     board.add_problems({("node-0", reason)}, now=1.0)
     cluster = seen(board, viewed.__eq__)
@@ -310,6 +313,8 @@ def test_a_pod_that_closes_a_node_is_named_to_viewers_of_its_namespace_only(view
         replace(cluster, visible=lambda name: name != "other").pod(snapshots.LEASE.pod, trace),
     )
 
+    (device,) = KINDS[0].read(cluster)
+    assert device.status.message == HIDDEN  # any reader of nodes may see it
     shown = [msgspec.json.encode(view).decode() for view in views]
     is_named = viewed == "other"
     assert [reason in text for text in shown] == [is_named] * 3 + [False]
