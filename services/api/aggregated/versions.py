@@ -97,10 +97,8 @@ class Versions:
             version.objects for version in self._newest_first() if version.recorded_ms <= at_ms
         )
         objects = next(earlier, None)
-        if objects is None:  # of a time before, what is gone since would be much
-            return None
         gone = self._gone_since(at_ms, service)
-        return None if gone is None else {**gone, **objects}
+        return None if objects is None or gone is None else {**gone, **objects}
 
     def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
         """Return ended objects that no version has, or None if there were too many."""
