@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from shared.model.budgets.budget import (
     PolicyType,
     StoredBudgetState,
 )
+from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.nats import wire
 from tests.support.timekeeper.accounts import MINUTE_MS, T0, account, budget, charged_lease, units
@@ -217,6 +219,20 @@ def test_rolled_over_units_can_be_used_in_the_next_window() -> None:
 
     assert after.windows[-1].rolled_units == units(5)
     assert balance(after, wanted, T0).remaining_units == units(15)
+
+
+def test_no_grant_or_rollover_makes_an_account_that_cannot_be_read() -> None:
+    wanted = budget(
+        153_722_867_280, period=Period.DAY, time_zone="Europe/Berlin", rollover_percent=100
+    )
+    after = account()
+    for day in range(3):
+        after = stepped(after, wanted, T0 + day * DAY_MS)
+    window = after.windows[-1]
+
+    assert msgspec.json.decode(msgspec.json.encode(window), type=BudgetWindow) == window
+    with pytest.raises(RequestError, match="more than 153722867280 GPU-minutes"):
+        grant_update(after, units(10**9), actor="me", reason="more", key="k")
 
 
 def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() -> None:

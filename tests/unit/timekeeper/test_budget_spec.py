@@ -228,6 +228,11 @@ def test_omitted_fields_have_their_defaults() -> None:
             ({"limitGPUMinutes": amount}, "spec.limitGPUMinutes")
             for amount in ("1e1000000000", "1e308", "NaN", float("inf"))
         ),
+        ({"limitGPUMinutes": 10**12}, "spec.limitGPUMinutes must be at most 153722867280"),
+        (
+            {"limitMoney": {"amount": "3000000000.50", "currency": "KRW"}},
+            "spec.limitMoney.amount must be at most 2562047788, not '3000000000.50'",
+        ),
         ({"limitGPUMinutes": 5, "debtLimitGPUMinutes": -5}, "spec.debtLimitGPUMinutes"),
         ({"warnAt": [50] * 10_000}, "spec.warnAt"),
         ({"policy": {"window": "fortnight"}}, "spec.policy.window"),
