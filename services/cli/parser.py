@@ -5,6 +5,7 @@ https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 
 import argparse
 import re
+import shlex
 import signal
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
@@ -268,9 +269,10 @@ def _names(whole: CommandParser, dest: str, words: Sequence[str]) -> Sequence[st
     flags, _ = _command_of(whole, ["ps"])[0].parse_known_args(words)
     signal.alarm(COMPLETE_WITHIN_S)
     try:
-        return names_in_cluster(NAMED[dest], from_arguments(COMMANDS["ps"].arguments, flags))
+        names = names_in_cluster(NAMED[dest], from_arguments(COMMANDS["ps"].arguments, flags))
     finally:
         signal.alarm(0)
+    return [name for name in names if shlex.quote(name) == name]  # bash inserts it as it is
 
 
 def _command_of(

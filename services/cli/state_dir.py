@@ -6,13 +6,15 @@ supervisor ends.
 
 import contextlib
 import fcntl
+import json
 import os
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self
 
 import msgspec
 
@@ -26,6 +28,10 @@ SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
 LOCAL = "local"
 MAX_ROOT_BYTES = 107 - len("/nodes/node-999/device-plugins/") - 36
 """The kernel takes 107 bytes as the path of a unix socket."""
+
+
+LOOK_AGAIN_S = 0.01
+"""The pause while other commands look at the lock of a state directory, each for a moment."""
 
 
 class AlreadyRunningError(LeaseholdError):
@@ -127,6 +133,15 @@ def optional_path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return an empty one for a file that is absent or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def save_state(directory: StateDir, state: State) -> None:
     temporary = directory.state.with_suffix(".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
@@ -171,7 +186,7 @@ def locked(directory: StateDir) -> Iterator[None]:
     """Raises AlreadyRunningError, which names the process that holds the lock."""
     with directory.lock.open("a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except OSError as error:
             pid = _read_pid(directory) or "unknown"
             flag = f"--state {shlex.quote(str(directory.root))}"
@@ -183,6 +198,19 @@ def locked(directory: StateDir) -> Iterator[None]:
         yield
 
 
+def _lock(file: IO[str]) -> None:
+    """Wait for commands that look at the lock. Raises OSError if a supervisor holds it."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(LOOK_AGAIN_S)
+        else:
+            return
+
+
 def write_supervisor_pid(directory: StateDir) -> None:
     """A process that inherits the lock calls this again."""
     directory.lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -192,7 +220,7 @@ def supervisor_pid(directory: StateDir) -> int | None:
     """Return the process that holds the lock (0 if unknown), or None."""
     try:
         with directory.lock.open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_pid(directory) or 0
     except OSError:

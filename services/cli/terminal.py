@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,8 +14,8 @@ import msgspec
 from shared.model.bounds import printable_lines
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -117,18 +117,29 @@ def print_document(document: Any, output: str, kind: str = "") -> None:
     print(text)
 
 
-def print_text(content: "RenderableType") -> None:
+class Printable:
+    """Content without texts that could change how a terminal shows the rest."""
+
+    def __init__(self, content: "RenderableType") -> None:
+        self.content = content
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Iterator[Segment]":
+        for segment in console.render(self.content, options):
+            yield segment._replace(text=printable_lines(segment.text))
+
+
+def console_of(width: int | None = None) -> "Console":
     """Values of pods are no markup."""
     from rich.console import Console
-    from rich.segment import Segment, Segments
 
-    width = None if sys.stdout.isatty() else UNBROKEN_WIDTH
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
-    segments = (
-        Segment(printable_lines(text), style, control)
-        for text, style, control in console.render(content)
-    )
-    console.print(Segments(segments), end="", crop=False)
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def print_text(content: "RenderableType") -> None:
+    console = console_of(None if sys.stdout.isatty() else UNBROKEN_WIDTH)
+    console.print(Printable(content), end="", crop=False)
 
 
 def terminal_width() -> int:

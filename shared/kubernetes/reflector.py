@@ -159,6 +159,7 @@ class Reflector(Generic[R]):
         expired = isinstance(error, ExpiredError | RestoredError)
         self._must_list |= expired or isinstance(error, UnreadableLineError | RequestError)
         self._failures = 1 if self._watched_s() > LONGEST_PAUSE_S else self._failures + 1
+        self._watching_since_s = float("inf")
         if expired and self._failures == 1:
             logger.info("%s: listing again: %s", self._path, error)
             return

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
+from services.api.projection.problems import visible_reason
 from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
@@ -142,7 +143,7 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     """The devices name no pod: any reader of nodes may see them."""
     projection = cluster.projection
     for view in projection.devices.values():
-        message = projection.closed_by(view)
+        message = visible_reason(projection.closed_by(view), lambda _: False)
         phase = str(view.phase)
         if view.phase is DevicePhase.RESERVED and view.reservation:
             message = DeviceReservation(until=view.reservation.until).text

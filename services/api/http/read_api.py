@@ -476,6 +476,7 @@ class ReadApi:
             raise web.HTTPNotFound(reason="no waiting pod has this UID")
         name = f"{waiting.queued.namespace}/{waiting.queued.name}"
         request = DryRunRequest(pod=pod, min_runtime_s=call.number("min_runtime_s"))
+        check_bounds(request, "min_runtime_s")
         reply = await self.bus.request(request, DryRunReply, timeout_s=PLAN_S)
         if not reply.waits:
             raise web.HTTPNotFound(reason="the pod does not wait any more")

@@ -108,6 +108,8 @@ CLOSED = "pods on it stay; leasehold uncordon opens it, or remove the annotation
 NO_RESPONSE = "does not respond"
 """Part of why a node is closed whose agent has not replied to the binder."""
 CORDONED = "pods on it stay; new ones are placed elsewhere"
+HIDDEN = "a reason that viewers of all namespaces see"
+"""An agent may name the pod that it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +335,12 @@ def affected_objects(
     silent = {affected.node for affected in missing}
     if any(affected.cause == _slow(NATS_SERVER) for affected in missing):
         silent |= projection.nodes.keys()  # what agents report comes late
-    yield from _cordoned(projection, silent)
+    yield from _cordoned(projection, silent, visible)
+
+
+def visible_reason(closed_by: str, visible: Callable[[Namespace], bool]) -> str:
+    """Return why a node is closed, without pods of hidden namespaces."""
+    return visible_fault(closed_by, visible) or (closed_by and HIDDEN)
 
 
 def lost_enforcers(devices: Iterable[DeviceView]) -> Iterable[tuple[NodeName, MissingEnforcer]]:
@@ -369,7 +376,9 @@ def _sick_or_closed(
 
 
 def _cordoned(
-    projection: Projection, with_silent_agents: Collection[str]
+    projection: Projection,
+    with_silent_agents: Collection[str],
+    visible: Callable[[Namespace], bool],
 ) -> Iterator[AffectedObject]:
     for name in projection.unmeasured_nodes():
         if name not in with_silent_agents:
@@ -378,7 +387,7 @@ def _cordoned(
     for node in projection.nodes.values():
         is_reported = node.node in with_silent_agents and NO_RESPONSE in node.closed_by
         if node.closed_by and not is_reported:
-            cause = node.closed_by
+            cause = visible_reason(node.closed_by, visible)
             severity = "warning" if node.cordoned else "info"
             yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity=severity)
 

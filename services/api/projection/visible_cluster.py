@@ -23,6 +23,7 @@ from services.api.projection.problems import (
     Problem,
     affected_objects,
     problems_of,
+    visible_reason,
 )
 from services.api.projection.projection import ChangeKey, EncodedDevice, Projection, encoded
 from services.api.projection.recent_events import PROBLEM, SOLVED
@@ -109,7 +110,7 @@ class VisibleCluster:
         return StateView(
             id=position,
             now=self.now,
-            nodes=tuple(nodes[name] for name in sorted(nodes)),
+            nodes=tuple(self.node_view(nodes[name]) for name in sorted(nodes)),
             devices=tuple(map(self.encoded_device, self.projection.devices.values())),
             **{kind: value() for kind, value in self._lists(after_event=0).items()},
         )
@@ -125,7 +126,7 @@ class VisibleCluster:
             now=self.now,
             devices=tuple(map(self.encoded_device, devices)),
             removed_devices=removed_devices,
-            nodes=nodes,
+            nodes=tuple(map(self.node_view, nodes)),
             removed_nodes=removed_nodes,
             **{kind: value() for kind, value in lists if kind in changed},
         )
@@ -167,7 +168,12 @@ class VisibleCluster:
     def node(self, view: NodeView) -> NodeDevices:
         devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
         devices.sort(key=lambda device: device.index)
-        return NodeDevices.from_attributes(view, cordoned=view.closed_by, devices=tuple(devices))
+        closed_by = self.node_view(view).closed_by
+        return NodeDevices.from_attributes(view, cordoned=closed_by, devices=tuple(devices))
+
+    def node_view(self, view: NodeView) -> NodeView:
+        cordoned = visible_reason(view.cordoned, self.visible)
+        return view if cordoned == view.cordoned else structs.replace(view, cordoned=cordoned)
 
     def details(self, view: DeviceView) -> DeviceDetails:
         hardware = self.projection.hardware.get(view.uuid)
@@ -340,7 +346,9 @@ class VisibleCluster:
             lease=self.lease(lease) if lease else None,
             waiting=self._waiting_details(waiting) if waiting else None,
             gang=self._gang(_gang_name(lease, waiting), subject.namespace),
-            cordoned=self.projection.nodes[lease.node].cordoned if lease else "",
+            cordoned=visible_reason(self.projection.nodes[lease.node].cordoned, self.visible)
+            if lease
+            else "",
             devices=tuple(self._devices_of(lease)) if lease else (),
             processes=tuple(self.projection.processes_of(lease)) if lease else (),
             trace=trace,

@@ -16,7 +16,7 @@ from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.arguments import FORMS, own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.listing import present_list
-from services.cli.terminal import program
+from services.cli.terminal import Printable, console_of, program
 from shared.kubernetes.paths import objects_path
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.views.gpus import GpusView
@@ -137,11 +137,13 @@ def top(flags: Top) -> int:
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(show(read()), screen=True, auto_refresh=False) as live,
+        Live(
+            Printable(show(read())), console=console_of(), screen=True, auto_refresh=False
+        ) as live,
     ):
         while True:
             time.sleep(flags.interval)
-            live.update(show(read()), refresh=True)
+            live.update(Printable(show(read())), refresh=True)
     return 0
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.cli.state_dir import SUPERVISED_VARIABLE, ComponentState, StateDir
+from services.cli.state_dir import SUPERVISED_VARIABLE, ComponentState, StateDir, read_object
 from services.cli.up.components import (
     Component,
     FileCheck,
@@ -74,7 +73,7 @@ def address_of(component: Component) -> str:
     if component.address:
         return component.address
     contents = (
-        _read_run_file(check.path) for check in component.checks if isinstance(check, RunFileCheck)
+        read_object(check.path) for check in component.checks if isinstance(check, RunFileCheck)
     )
     return next((f"http://{content['http']}" for content in contents if content.get("http")), "")
 
@@ -84,7 +83,7 @@ async def _passes(check: ReadinessCheck, pid: int) -> bool:
         case FileCheck(path=path):
             return path.exists()
         case RunFileCheck(path=path):
-            return _read_run_file(path).get("pid") == pid
+            return read_object(path).get("pid") == pid
         case TcpCheck():
             return await _responds(check)
 
@@ -103,14 +102,6 @@ async def _responds(check: TcpCheck) -> bool:
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
     return received == check.expect
-
-
-def _read_run_file(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 _PR_SET_PDEATHSIG = 1

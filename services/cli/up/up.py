@@ -25,6 +25,7 @@ from services.cli.state_dir import (
     StateDir,
     load_state,
     locked,
+    read_object,
     save_state,
     short_root,
     supervisor_pid,
@@ -129,8 +130,7 @@ def forget_devices(
             shutil.rmtree(folder, ignore_errors=True)
     for node, layout in layouts.items():
         file = directory.agent(node) / "checkpoint.json"
-        if before.get(node) != layout and file.exists():
-            content = json.loads(file.read_text())
+        if before.get(node) != layout and (content := read_object(file)):
             content.pop("devices", None)
             file.write_text(json.dumps(content))
 

@@ -36,6 +36,16 @@ from shared.model.errors import RequestError
 
 DAY_MS = 24 * HOUR_MS
 _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
+_LENGTHS_MS = {
+    Period.HOUR: HOUR_MS,
+    Period.DAY: DAY_MS,
+    Period.WEEK: 7 * DAY_MS,
+    Period.MONTH: 31 * DAY_MS,
+}
+MOST_UNITS = 2**63 - 1
+"""No account with more could be read."""
+MOST_PERIODS = 1000
+"""Of one step: what is before them, as after a clock in 1970, is charged to one window."""
 
 
 def period_at(policy: BudgetPolicy, at_ms: int) -> BudgetWindow:
@@ -117,7 +127,8 @@ def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
     unused = max(0, closed.allowed_units - closed.used_units)
     granted = unused * policy.rollover_percent // 100
     most = policy.rollover_max_units
-    return granted if most is None else min(granted, most)
+    room = MOST_UNITS - (closed.limit_units or 0)
+    return min(granted, room if most is None else min(most, room))
 
 
 def retained_since_ms(policy: BudgetPolicy, now_ms: int, *, keep_days: int) -> int:
@@ -132,6 +143,7 @@ RESTORED = "restored from"
 _MINUTES = re.compile(r"-?\d{1,9}(\.\d{1,30})?(e-?\d{1,2})?")
 """Grants are never deleted from the ledger, so amounts that no float can represent are refused."""
 MAX_MINUTES = 10**9
+MOST_MINUTES = MOST_UNITS // UNITS_PER_GPU_MINUTE
 
 
 @dataclass(slots=True)
@@ -164,6 +176,7 @@ def advance(
     stored_shape = account.state.shape
     same_unit = account.budget is None or account.budget.currency == budget.currency
     while True:
+        window = _up_to_recent(budget.policy, window, now_ms)
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
         reshaped = bool(stored_shape) and stored_shape != window_shape(budget)
@@ -200,6 +213,19 @@ def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
     window = open_window(step.budget, first, natural=True)
     step.windows[window.id] = window
     return window
+
+
+def _up_to_recent(policy: BudgetPolicy, window: BudgetWindow, now_ms: int) -> BudgetWindow:
+    """Let a window last until the periods that a step has time for, or that a balance counts."""
+    if window.end_ms is None or policy.type not in {PolicyType.FIXED, PolicyType.SLIDING}:
+        return window
+    reach_ms = MOST_PERIODS * _LENGTHS_MS[policy.period]
+    if policy.type is PolicyType.SLIDING:
+        reach_ms = policy.length_ms + policy.bucket_ms
+    if window.end_ms >= now_ms - reach_ms:
+        return window
+    recent = period_at(policy, now_ms - reach_ms)
+    return structs.replace(window, end_ms=max(window.end_ms, recent.start_ms))
 
 
 def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWindow:
@@ -338,9 +364,14 @@ def apply_update(account: Account, update: AccountUpdate) -> Account:
 def grant_update(
     account: Account, units: int, *, actor: str, reason: str, key: str
 ) -> AccountUpdate:
-    """A negative grant reduces the open window."""
+    """A negative grant reduces the open window. Raises RequestError for more than it can hold."""
     window = account.windows[-1]
     changed = structs.replace(window, granted_units=window.granted_units + units)
+    if abs(changed.granted_units) > MOST_UNITS or (changed.allowed_units or 0) > MOST_UNITS:
+        raise RequestError(
+            f"with this grant, window {window.id} would have more than {MOST_MINUTES} GPU-minutes "
+            f"({MOST_MINUTES // 60} in a budget's currency): grant less"
+        )
     if window.level_ms:
         changed = structs.replace(changed, level_scaled=window.level_scaled + units * HOUR_MS)
     entry = ChargeEntry(window=window.id, kind="grant", units=units, actor=actor, reason=reason)

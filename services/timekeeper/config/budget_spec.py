@@ -10,7 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec import Meta, Struct, field
 
+from services.timekeeper.accounts.accrual import MOST_MINUTES, MOST_UNITS
 from shared.kubernetes.kinds.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
+from shared.model.bounds import Amount
 from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,
@@ -22,7 +24,7 @@ from shared.model.budgets.budget import (
     PolicyType,
     WeightMode,
 )
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import Namespace
 
 KIND = "GPUBudget"
@@ -33,8 +35,8 @@ ALL_OTHERS = Namespace("*")
 
 ZONE = "^[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*$"
 """On the API server's and on our host there are other names than in the IANA database."""
-MAX_MINUTES = 2**63 - 1
-"""The maximum of an integer field of an object."""
+MONEY_UNITS = 60 * UNITS_PER_GPU_MINUTE
+MOST_MONEY = MOST_UNITS // MONEY_UNITS
 
 CURRENCY = "^[A-Z]{3}$"
 MONEY = r"^[0-9]{1,12}([.][0-9]{1,2})?$"
@@ -44,7 +46,14 @@ _MINUTES = re.compile(r"\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 Minutes = Annotated[
     int | float | str,
-    Meta(extra_json_schema={"type": "integer", "format": "int64", "minimum": 0}),
+    Meta(
+        extra_json_schema={
+            "type": "integer",
+            "format": "int64",
+            "minimum": 0,
+            "maximum": MOST_MINUTES,
+        }
+    ),
 ]
 """A file may have fractions."""
 GraceMinutes = Annotated[int, Meta(ge=0, le=525_600)]
@@ -142,7 +151,7 @@ class MoneySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
         Rule(
             f"type(self) != string || self.matches('{MONEY}')",
             lambda amount: re.fullmatch(MONEY, str(amount)) is not None,
-            "must be money such as 1000 or 1000.50, below 1000000000000 and with at most two "
+            f"must be money such as 1000 or 1000.50, at most {MOST_MONEY} and with at most two "
             "decimals",
             field="amount",
         ),
@@ -161,7 +170,7 @@ class MoneySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
                 "x-kubernetes-int-or-string": True,
                 "maxLength": 32,
                 "minimum": 0,
-                "maximum": 10**12 - 1,
+                "maximum": MOST_MONEY,
             }
         ),
     ]
@@ -261,8 +270,15 @@ def _units(path: str, value: float | str | None) -> int | None:
     units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if _MINUTES.fullmatch(str(value)) else None
     if units is None or units.denominator != 1:
         raise RequestError(f"{path} must be GPU-minutes from 0, not {_brief(value)}")
-    if units > MAX_MINUTES * UNITS_PER_GPU_MINUTE:
-        raise RequestError(f"{path} must be at most {MAX_MINUTES}, not {_brief(value)}")
+    if units > MOST_UNITS:
+        raise RequestError(f"{path} must be at most {MOST_MINUTES}, not {_brief(value)}")
+    return int(units)
+
+
+def _units_of_money(path: str, amount: float | str) -> int:
+    units = Fraction(str(amount)) * MONEY_UNITS
+    if units > MOST_UNITS:
+        raise RequestError(f"{path} must be at most {MOST_MONEY}, not {_brief(amount)}")
     return int(units)
 
 
@@ -277,7 +293,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Budget:
         namespace=namespace,
         limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes)
         if money is None
-        else int(Fraction(str(money.amount)) * 60 * UNITS_PER_GPU_MINUTE),
+        else _units_of_money(f"{path}.limitMoney.amount", money.amount),
         currency="" if money is None else money.currency,
         policy=_policy(f"{path}.policy", read.policy),
         weight_mode=read.weight_mode,
@@ -313,7 +329,7 @@ def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCopy:
     window: BudgetWindow
-    at_ms: int
+    at_ms: Amount
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
@@ -328,7 +344,7 @@ def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
     if budget is None:
         return None
     bucket = budget.policy.type is PolicyType.BUCKET
-    return StatusCopy(
+    copy = StatusCopy(
         at_ms=read.checkpoint_at,
         window=BudgetWindow(
             id=read.window.id,
@@ -342,3 +358,7 @@ def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
             level_ms=read.checkpoint_at if bucket else 0,
         ),
     )
+    try:  # as the ledger reads it
+        return msgspec.json.decode(msgspec.json.encode(copy), type=StatusCopy)
+    except UNDECODABLE:
+        return None

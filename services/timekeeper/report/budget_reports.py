@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
+from services.timekeeper.accounts.accrual import MOST_UNITS
 from services.timekeeper.accounts.consequences import consequence
 from services.timekeeper.config.budget_spec import LAST_VALID, BudgetStatus, WindowStatus
 from shared.kubernetes.kinds.custom_kinds import LatestSpecs, ObjectStatus, conditions_of
@@ -27,7 +28,6 @@ from shared.model.quantity import timestamp
 T = TypeVar("T")
 
 NOTHING_NEW = "no new pod is allowed until it is valid"
-MAX_UNITS = 2**63 - 1
 
 
 def optional(form: Callable[[int], T], value: int | None) -> T | None:
@@ -136,8 +136,8 @@ def budget_changed(
         state_since=account.state.since_ms / 1000,
         reported_at=current.at_ms / 1000,
         window=current.window.id,
-        used_units=min(current.used_units, MAX_UNITS),
-        remaining_units=optional(partial(min, MAX_UNITS), current.remaining_units),
+        used_units=min(current.used_units, MOST_UNITS),
+        remaining_units=optional(partial(min, MOST_UNITS), current.remaining_units),
         current_rate_milli_gpu=current.current_rate_milli_gpu,
         exhausted_at=optional(lambda at_ms: at_ms / 1000, current.exhausted_at_ms),
         currency=current.currency,

@@ -359,8 +359,9 @@ async def test_a_planner_plans_a_preemption_for_those_who_see_all_namespaces(ser
         )
         refused = await shown.get(path, "token-of-member")
         wrong = await shown.get(f"{path}?min_runtime_s=soon", "token-of-root")
+        long = await shown.get(f"{path}?min_runtime_s=1e300", "token-of-root")
 
-    assert (unknown[0], refused[0], wrong[0]) == (404, 403, 400)
+    assert (unknown[0], refused[0], wrong[0], long[0]) == (404, 403, 400, 400)
     assert (found[1]["pod"], found[1]["reason"]) == (
         "default/w1",
         "no pod may be preempted for it",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from shared.kubernetes import reflector
 from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.reflector import BATCH
 from tests.support.kubernetes.followed import PODS, following, has
@@ -277,6 +278,19 @@ async def test_changes_follow_what_the_server_answers(case: Case) -> None:
         assert " ".join(query.get("continue", "-") for query in queries) == case.continued
     if case.pauses is not None:
         assert followed.pauses == list(case.pauses)
+
+
+async def test_pauses_grow_while_an_api_server_throttles_after_a_long_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reflector, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reflector, "LONGEST_PAUSE_S", 0.05)
+    throttles = refuses(429, "TooManyRequests")
+    async with following(EMPTY, watch(A8), watch(B9), silence_s=0.1) as followed:
+        followed.server.checks = [throttles] * 3
+        await followed.changes_until(has("+b@9"))
+
+    assert followed.pauses == [0.001, 0.002, 0.004, 0.008]
 
 
 async def test_a_list_is_yielded_and_the_watch_starts_from_its_version() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import complete_plugin
+from services.cli.inspect import views
 from services.cli.parser import NO_FILES, SCRIPTS, build_parser, candidates
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +34,15 @@ def test_a_word_continues_as_the_commands_parser_takes_it(
     words: list[str], expected: list[str]
 ) -> None:
     assert candidates(build_parser(), words) == expected
+
+
+def test_no_name_of_the_cluster_is_a_command_of_the_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ["web-0", "$(reboot)", "a;b", "*", "a\nb", "\x1b[2J", "node.example:1/2"]
+    monkeypatch.setattr(views, "names_in_cluster", lambda *_: names)
+
+    assert candidates(build_parser(), ["ps", ""]) == ["node.example:1/2", "web-0"]
 
 
 def test_without_a_word_all_commands_are_offered() -> None:

@@ -13,8 +13,9 @@ from rich.console import Group
 from rich.text import Text
 
 from services.api.projection.problems import AffectedObject
+from services.cli.commands import Top
 from services.cli.formats import FittedTable, age
-from services.cli.inspect import render
+from services.cli.inspect import render, views
 from services.cli.terminal import print_document, print_text
 from shared.model.bounds import printable_lines
 from shared.model.devices.device import DeviceMode, DeviceUse, Hardware, XidEvent
@@ -26,6 +27,7 @@ from shared.model.leases.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest
+from shared.model.views.leases import LeasesView
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,
@@ -205,6 +207,29 @@ def test_no_value_of_a_pod_changes_how_the_rest_is_shown(
     shown = r"[/x] [bold]\x1b[2J:smile:\u202e"
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == ["VERDICT", shown, shown, "next line"]
+
+
+def test_no_value_changes_how_a_view_that_is_refreshed_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneAnswer:
+        def __init__(self, _: object) -> None: ...
+
+        def get(self, *_: object, **_named: object) -> LeasesView:
+            return LeasesView(read_at=0.0, idle_after_s=0.0, problems=("[bold]\x1b]0;mine",))
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(views, "ApiClient", OneAnswer)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("time.sleep", interrupted)
+
+    assert views.top(Top(namespace="")) == 0
+
+    shown = capsys.readouterr().out
+    assert r"[bold]\x1b]0;mine" in shown
+    assert "\x1b]0;mine" not in shown
 
 
 @pytest.mark.parametrize(

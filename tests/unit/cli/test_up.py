@@ -1,13 +1,16 @@
 """The decisions of `leasehold up`: restart policy, layouts, components."""
 
+import fcntl
+import os
 from itertools import pairwise
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from services.cli import credentials
 from services.cli.local_commands import Up
-from services.cli.state_dir import StateDir
+from services.cli.state_dir import StateDir, locked, supervisor_pid
 from services.cli.up.components import Component, components_of, stages_of
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
 from services.cli.up.servers import is_free
@@ -250,3 +253,28 @@ def test_a_smaller_cluster_keeps_nothing_of_the_other_nodes(tmp_path: Path) -> N
     assert directory.node("node-0").exists()
     assert not directory.agent("node-1").exists()
     assert not directory.node("node-1").exists()
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"devices": ' * 20_000])
+def test_a_damaged_checkpoint_is_left_to_its_agent(tmp_path: Path, damaged: str) -> None:
+    directory = StateDir.at(tmp_path)
+    directory.agent("node-0").mkdir(parents=True)
+    checkpoint = directory.agent("node-0") / "checkpoint.json"
+    checkpoint.write_text(damaged)
+
+    forget_devices(directory, {"node-0": "2xT4"}, {"node-0": "4xT4"})
+
+    assert checkpoint.read_text() == damaged
+
+
+def test_a_command_that_looks_at_the_lock_is_no_supervisor(tmp_path: Path) -> None:
+    directory = StateDir.at(tmp_path)
+    directory.lock.write_text("4711\n")
+    with directory.lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as another `leasehold status`
+
+        assert supervisor_pid(directory) is None
+
+        Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        with locked(directory):
+            assert supervisor_pid(directory) == os.getpid()

@@ -5,12 +5,14 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from services.timekeeper.accounts.accrual import (
+    MOST_PERIODS,
     advance,
     apply_update,
     grant_update,
@@ -35,6 +37,7 @@ from shared.model.budgets.budget import (
     PolicyType,
     StoredBudgetState,
 )
+from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.nats import wire
 from tests.support.timekeeper.accounts import MINUTE_MS, T0, account, budget, charged_lease, units
@@ -218,6 +221,20 @@ def test_rolled_over_units_can_be_used_in_the_next_window() -> None:
     assert balance(after, wanted, T0).remaining_units == units(15)
 
 
+def test_no_grant_or_rollover_makes_an_account_that_cannot_be_read() -> None:
+    wanted = budget(
+        153_722_867_280, period=Period.DAY, time_zone="Europe/Berlin", rollover_percent=100
+    )
+    after = account()
+    for day in range(3):
+        after = stepped(after, wanted, T0 + day * DAY_MS)
+    window = after.windows[-1]
+
+    assert msgspec.json.decode(msgspec.json.encode(window), type=BudgetWindow) == window
+    with pytest.raises(RequestError, match="more than 153722867280 GPU-minutes"):
+        grant_update(after, units(10**9), actor="me", reason="more", key="k")
+
+
 def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() -> None:
     wanted = budget(10, hysteresis_units=units(1))
 
@@ -352,6 +369,25 @@ def test_sliding_use_expires_bucket_by_bucket() -> None:
         used.append(balance(now, wanted, T0 + hour * HOUR_MS).used_units)
 
     assert used == [units(30)] * 3 + [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "earlier_ms"),
+    [
+        ({"period": Period.HOUR}, 0),
+        ({"type": PolicyType.SLIDING, "length_ms": DAY_MS, "bucket_ms": HOUR_MS}, DAY_MS),
+    ],
+)
+def test_a_lease_from_a_clock_in_1970_is_charged_in_one_step_of_few_windows(
+    policy: dict[str, Any], earlier_ms: int
+) -> None:
+    wanted = budget(100, **policy)
+    now = stepped(account(charged_lease(0, weight=1000)), wanted, T0 + MINUTE_MS)
+
+    assert sum(window.used_units for window in now.windows) == 1000 * (T0 + MINUTE_MS)
+    assert len(now.windows) <= MOST_PERIODS + 2
+    used_units = balance(now, wanted, T0 + MINUTE_MS).used_units
+    assert used_units == 1000 * (earlier_ms + MINUTE_MS)
 
 
 def test_running_leases_are_charged_at_intervals_and_counted_in_every_balance() -> None:

@@ -228,6 +228,11 @@ def test_omitted_fields_have_their_defaults() -> None:
             ({"limitGPUMinutes": amount}, "spec.limitGPUMinutes")
             for amount in ("1e1000000000", "1e308", "NaN", float("inf"))
         ),
+        ({"limitGPUMinutes": 10**12}, "spec.limitGPUMinutes must be at most 153722867280"),
+        (
+            {"limitMoney": {"amount": "3000000000.50", "currency": "KRW"}},
+            "spec.limitMoney.amount must be at most 2562047788, not '3000000000.50'",
+        ),
         ({"limitGPUMinutes": 5, "debtLimitGPUMinutes": -5}, "spec.debtLimitGPUMinutes"),
         ({"warnAt": [50] * 10_000}, "spec.warnAt"),
         ({"policy": {"window": "fortnight"}}, "spec.policy.window"),
@@ -305,7 +310,15 @@ def test_a_written_status_is_parsed_with_the_same_window() -> None:
     assert step is not None
     after = apply_update(account(), step)
     status = budget_status(after, balance(after, wanted, T0), RawObject(), None)
-    copy = parse_status(msgspec.to_builtins(status), wanted)
+    written = msgspec.to_builtins(status)
+    copy = parse_status(written, wanted)
 
     assert copy is not None
     assert (copy.window, copy.at_ms) == (after.windows[-1], T0)
+    # No account could be read with these.
+    for changed in (
+        {"windowUsedUnits": "9" * 32},
+        {"window": written["window"] | {"start": -1}},
+        {"checkpointAt": 1 << 60},
+    ):
+        assert parse_status(written | changed, wanted) is None

@@ -1,6 +1,7 @@
 """The webhook's decisions on new pods: denials name container, field, value and rule."""
 
 import base64
+import difflib
 import json
 import re
 from dataclasses import replace
@@ -83,6 +84,24 @@ def test_a_misspelled_annotation_of_leasehold_is_denied_with_the_one_that_was_me
 
     assert not decision.allowed
     assert decision.message.endswith("did you mean leasehold.dev/max-run-time?")
+
+
+def test_few_and_short_annotations_are_compared_with_those_of_authors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def compare(word: str, *_: object, **_named: object) -> list[str]:
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    many = {f"leasehold.dev/{number:05}": "" for number in range(9_000)}
+    decision = decided(pod(gpu(), notes={**many, f"leasehold.dev/{'0' * 100_000}": ""}))
+
+    assert decision.allowed
+    assert 0 < len(compared) <= 100
+    assert max(map(len, compared)) < 100
 
 
 def test_gpusharing_9_foreign_annotations_survive_beside_the_core_limit() -> None:

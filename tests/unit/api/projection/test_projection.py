@@ -8,17 +8,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.api.aggregated.objects import KINDS
 from services.api.http.first_pod import EXAMPLES, first_pod
-from services.api.projection.projection import NAMESPACES, WAITING, Projection
+from services.api.projection.problems import HIDDEN
+from services.api.projection.projection import EVENTS, NAMESPACES, PROBLEMS, WAITING, Projection
 from services.api.reports import legacy_metrics
 from services.api.reports.legacy_metrics import metric_families
 from services.webhook.admission import decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.model.devices.device import Hardware, XidEvent
+from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodBound
 from shared.model.leases.lease import Lease, LeaseState, MigPlacement, ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from tests.support import build
+from shared.model.views.pods import TraceView
+from tests.support import build, snapshots
 from tests.support.api.board import (
     budget,
     devices_of,
@@ -288,3 +292,30 @@ def test_the_schedulers_port_has_the_usage_of_each_share() -> None:
     assert used["leasehold_share_cores_used_ratio"] == [0.2]
     assert (used["leasehold_share_idle"], idle["leasehold_share_idle"]) == ([0], [1])
     assert unknown["leasehold_share_memory_used_bytes"] == unknown["leasehold_share_idle"] == []
+
+
+@pytest.mark.parametrize("viewed", ["other", "team"])
+def test_a_pod_that_closes_a_node_is_named_to_viewers_of_its_namespace_only(viewed: str) -> None:
+    reason = "pod other/late is bound to the node, and the kubelet has not requested its devices"
+    base = snapshots.NODE
+    facts = replace(base.node.facts, labels={"zone": "a"})
+    served = (CORDON_PREFIX + reason,)
+    node = replace(base, node=replace(base.node, facts=facts, served=served))
+    board = projected(node)
+    board.add_problems({("node-0", reason)}, now=1.0)
+    cluster = seen(board, viewed.__eq__)
+    trace = TraceView(trace="", url="", spans=())
+
+    views = (
+        cluster.state("0-0"),
+        cluster.delta({("node", "node-0"), PROBLEMS, EVENTS}, after_event=0),
+        cluster.gpus(),
+        replace(cluster, visible=lambda name: name != "other").pod(snapshots.LEASE.pod, trace),
+    )
+
+    (device,) = KINDS[0].read(cluster)
+    assert device.status.message == HIDDEN  # any reader of nodes may see it
+    shown = [msgspec.json.encode(view).decode() for view in views]
+    is_named = viewed == "other"
+    assert [reason in text for text in shown] == [is_named] * 3 + [False]
+    assert [HIDDEN in text for text in shown] == [not is_named] * 3 + [True]
