@@ -229,7 +229,10 @@ def supervisor_pid(directory: StateDir) -> int | None:
 
 
 def wipe(directory: StateDir) -> None:
-    """The lock stays. Raises RequestError if it is not a state directory."""
+    """The lock stays. Raises RequestError if it is not a state directory.
+
+    The file that shows that it is one goes last, as this may be interrupted.
+    """
     names = {path.name for path in directory.root.iterdir()}
     own = {"lock", "logs", "traces", "run", "valkey", "agents", "credentials"}
     if names - own and "state.json" not in names:
@@ -237,7 +240,7 @@ def wipe(directory: StateDir) -> None:
             f"{directory.root} holds {', '.join(sorted(names)[:5])} and no state.json: it is not a "
             "state directory, so --fresh does not empty it; choose another --state"
         )
-    for path in directory.root.iterdir():
+    for path in sorted(directory.root.iterdir(), key=directory.state.__eq__):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != "lock":

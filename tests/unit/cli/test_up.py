@@ -10,7 +10,7 @@ import pytest
 
 from services.cli import credentials
 from services.cli.local_commands import Up
-from services.cli.state_dir import StateDir, locked, supervisor_pid
+from services.cli.state_dir import StateDir, locked, supervisor_pid, wipe
 from services.cli.up.components import Component, components_of, stages_of
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
 from services.cli.up.servers import is_free
@@ -265,6 +265,21 @@ def test_a_damaged_checkpoint_is_left_to_its_agent(tmp_path: Path, damaged: str)
     forget_devices(directory, {"node-0": "2xT4"}, {"node-0": "4xT4"})
 
     assert checkpoint.read_text() == damaged
+
+
+def test_a_directory_that_was_emptied_in_part_can_be_emptied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = StateDir.at(tmp_path)
+    for name in ("kubeconfig", "first-pod.yaml", "state.json", *map(str, range(20))):
+        tmp_path.joinpath(name).touch()
+    removed: list[str] = []
+    monkeypatch.setattr(Path, "unlink", lambda path: removed.append(path.name))
+
+    wipe(directory)
+
+    assert len(removed) == 23
+    assert removed[-1] == "state.json"
 
 
 def test_a_command_that_looks_at_the_lock_is_no_supervisor(tmp_path: Path) -> None:
