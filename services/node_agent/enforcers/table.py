@@ -30,7 +30,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import DeviceUuid, PodUid
 
-FIND_OUT_S = 2.0
+FIND_OUT_S = 5.0
 """How long a probe of the GPUs waits for enforcers: a partitioner may hang."""
 
 ALL_FACTS = (

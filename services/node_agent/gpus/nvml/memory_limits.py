@@ -60,7 +60,11 @@ class NvmlMemoryLimits:
     async def list(
         self, device: DeviceUuid, cgroups: Sequence[Path]
     ) -> dict[Path, MemoryLimit | None]:
-        """None is no limit; cgroups that were removed meanwhile are left out."""
+        """None is no limit.
+
+        Cgroups that were removed meanwhile are left out, and those that the driver refuses, as for
+        the length of a name that a container has made.
+        """
         limits: dict[Path, MemoryLimit | None] = {}
         for first in range(0, len(cgroups), BATCH):
             batch = cgroups[first : first + BATCH]
@@ -108,7 +112,7 @@ def _list(device: DeviceUuid, cgroups: Iterable[Path]) -> dict[Path, MemoryLimit
         except LimitError as error:
             if error.fault is LimitFault.NOT_SUPPORTED:  # misc: there is none up to the root
                 limits[cgroup] = None
-            elif error.fault is not LimitFault.NO_CGROUP:
+            elif error.fault not in {LimitFault.NO_CGROUP, LimitFault.REFUSED}:
                 raise
     return limits
 

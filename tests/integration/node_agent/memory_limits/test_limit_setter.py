@@ -116,6 +116,27 @@ async def test_a_cgroup_whose_name_is_no_text_is_named_in_what_can_be_sent(
     assert limit.cgroup == f"{node.tree.root}/system.slice/game\ufffd.service"
 
 
+async def test_a_cgroup_that_the_driver_refuses_to_read_hides_no_limit_of_others(
+    node: LimitedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.driver.limit_cgroups(Accounting.DMEM)
+    service = node.tree.make("system.slice/game.service/inner").parent
+    node.driver.set_limit(GPU, service, 4 * GIB)
+    node.tree.make(f"kubepods.slice/{'long' * 50}")
+    read = pynvml.nvmlDeviceGetMemoryLimits_v1
+
+    def read_short_names(handle: Any, limits: Any) -> None:
+        if len(limits.nameSpace) > len(bytes(service)) + 50:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        read(handle, limits)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryLimits_v1", read_short_names)
+
+    (limit,) = (await node.setter().accounting(DEVICE)).foreign
+
+    assert limit.cgroup == str(service)
+
+
 @BOTH
 async def test_what_a_partitioner_that_was_killed_in_a_trial_left_is_removed(
     node: LimitedNode, accounting: Accounting
