@@ -1,13 +1,24 @@
 """Runs the planner: `python -m services.planner --help`."""
 
+import os
+
 from services.planner.settings import PlannerSettings
 from services.planner.wiring import serve_planner
 from shared.runtime.run import run_service
 
+NICENESS = 10
+"""Plans take seconds of a core: where cores are shared, the processes that bind pods come first."""
+
+
+async def serve(settings: PlannerSettings) -> None:
+    os.nice(NICENESS)
+    await serve_planner(settings)
+
+
 if __name__ == "__main__":
     run_service(
         PlannerSettings,
-        serve_planner,
+        serve,
         service="planner",
         about=(
             "Plan preemptions and starts of pods that wait; binders carry the plans out. Any "

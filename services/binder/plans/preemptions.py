@@ -249,6 +249,7 @@ class PlannedPreemptions:
         victims = [
             holder
             for preemption in wanting
+            if not preemption.left
             for victim in preemption.victims
             for holder in victim.leases
         ]

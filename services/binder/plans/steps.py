@@ -55,6 +55,7 @@ class ObservedPreemption:
     leases: Sequence[Lease]
     gone: Collection[PodUid] = ()
     leased_victims: Collection[PodUid] = ()
+    """None are read while some are left to evict."""
 
 
 def next_step(
