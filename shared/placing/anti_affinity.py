@@ -45,6 +45,10 @@ def repelled_from(
     for term, value in repelling:
         if selects(term, namespace, labels):
             values.setdefault(term.topology_key, set()).add(value)
+    return as_repelled(values)
+
+
+def as_repelled(values: Mapping[str, Iterable[str]]) -> RepelledFrom:
     return tuple((key, frozenset(values[key])) for key in sorted(values))
 
 

@@ -1,7 +1,7 @@
 """Filters for a pod's node requirements besides devices, with kube-scheduler's messages; pure."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -121,7 +121,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
     chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
-        not demands.required or any(matches_term(term, facts) for term in demands.required)
+        not demands.required or _terms_of(demands).required.holds(facts)
     )
     if chosen:
         return None
@@ -144,9 +144,9 @@ VOLUME_TEXTS: Mapping[VolumeRule, str] = {
 
 
 def check_volumes(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    for requirement in demands.volumes:
-        if not any(matches_term(term, facts) for term in requirement.terms):
-            return NodeFilterFailure(requirement.rule, VOLUME_TEXTS[requirement.rule])
+    for rule, terms in _terms_of(demands).volumes if demands.volumes else ():
+        if not terms.holds(facts):
+            return NodeFilterFailure(rule, VOLUME_TEXTS[rule])
     return None
 
 
@@ -196,34 +196,89 @@ def outside(key: str, values: Collection[str]) -> tuple[str, str]:
 
 
 def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
-    return bool(term) and all(_requirement_holds(need, facts) for need in term)
+    return bool(term) and all(_requirement_holds(need, need.values, facts) for need in term)
 
 
-def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
-    text: str | None
-    if need.field:
-        text = facts.name if need.key == "metadata.name" else None
-    else:
-        text = facts.labels.get(need.key)
+def _requirement_holds(need: NodeTerm, values: Collection[str], facts: NodeFacts) -> bool:
     check = _OPERATORS.get(need.operator)
-    return check is not None and check(text, need.values)
+    return check is not None and check(_text_of(facts, need.key, field=need.field), values)
+
+
+def _text_of(facts: NodeFacts, key: str, *, field: bool) -> str | None:
+    if field:
+        return facts.name if key == "metadata.name" else None
+    return facts.labels.get(key)
+
+
+class _AnyTerm:
+    """Terms of which one must hold: thousands, of local volumes, or one with thousands of names."""
+
+    __slots__ = ("_others", "_values")
+
+    def __init__(self, terms: Iterable[tuple[NodeTerm, ...]]) -> None:
+        self._values: dict[tuple[str, bool], set[str]] = {}
+        """Of terms that only require one of some values, by key."""
+        self._others: list[list[tuple[NodeTerm, Collection[str]]]] = []
+        for term in terms:
+            if len(term) == 1 and term[0].operator == "In":
+                key = term[0].key, term[0].field
+                self._values.setdefault(key, set()).update(term[0].values)
+            elif term:
+                self._others.append([(need, _quick(need)) for need in term])
+
+    def holds(self, facts: NodeFacts) -> bool:
+        for (key, field), values in self._values.items():
+            if _text_of(facts, key, field=field) in values:
+                return True
+        for term in self._others:
+            if all(_requirement_holds(need, values, facts) for need, values in term):
+                return True
+        return False
+
+
+def _quick(need: NodeTerm) -> Collection[str]:
+    return frozenset(need.values) if need.operator in LABEL_OPERATORS else need.values
+
+
+class _Terms:
+    __slots__ = ("demands", "preferred", "required", "volumes")
+
+    def __init__(self, demands: NodeRequirements) -> None:
+        self.demands = demands
+        self.required = _AnyTerm(demands.required)
+        self.volumes = [(volume.rule, _AnyTerm(volume.terms)) for volume in demands.volumes]
+        self.preferred = [(weight, _AnyTerm((term,))) for weight, term in demands.preferred]
+
+
+CACHED_TERMS = 64
+_cached_terms: dict[int, _Terms] = {}
+"""By the identity of requirements, which are compared with thousands of nodes."""
+
+
+def _terms_of(demands: NodeRequirements) -> _Terms:
+    terms = _cached_terms.get(id(demands))
+    if terms is None or terms.demands is not demands:
+        if len(_cached_terms) >= CACHED_TERMS:
+            _cached_terms.clear()
+        terms = _cached_terms[id(demands)] = _Terms(demands)
+    return terms
 
 
 _COMPARISONS = {"Gt": 1, "Lt": -1}
 _INTEGER = re.compile(r"[+-]?0{0,99}[0-9]{1,18}")
 """Within int64, with which kubelets compare: they reject a pod that they understand differently."""
-_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+_OPERATORS: Mapping[str, Callable[[str | None, Collection[str]], bool]] = {
     **LABEL_OPERATORS,
     "Gt": lambda text, values: _larger(text, values, by=_COMPARISONS["Gt"]),
     "Lt": lambda text, values: _larger(text, values, by=_COMPARISONS["Lt"]),
 }
 
 
-def _larger(label: str | None, values: Sequence[str], *, by: int) -> bool:
+def _larger(label: str | None, values: Collection[str], *, by: int) -> bool:
     """Compare integers as Go parses them."""
     if label is None or len(values) != 1:
         return False
-    numbers = [int(text) for text in (label, values[0]) if _INTEGER.fullmatch(text)]
+    numbers = [int(text) for text in (label, *values) if _INTEGER.fullmatch(text)]
     return len(numbers) == 2 and (numbers[0] - numbers[1]) * by > 0
 
 
@@ -345,7 +400,9 @@ def has_soft_taint(facts: NodeFacts) -> bool:
 
 
 def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
-    liked = sum(weight for weight, term in demands.preferred if matches_term(term, facts))
+    liked = 0
+    if demands.preferred:
+        liked = sum(weight for weight, term in _terms_of(demands).preferred if term.holds(facts))
     disliked = sum(
         taint.effect == SOFT_EFFECT and not any(tolerates(t, taint) for t in demands.tolerations)
         for taint in facts.taints

@@ -57,6 +57,9 @@ def pods_on_nodes(request: PodRequest, index: NodeIndex, nodes: NodeSet, most: i
     counts = index.pods_on_node.get(key := (placement_key(request), most))
     if counts is None:
         counts = store(index.pods_on_node, key, {}, CACHED_KINDS)
+    if len(counts) > len(index.mirror.nodes):
+        for node in [node for node in counts if node.removed]:
+            del counts[node]
     total = 0
     for node in index.sets.nodes_in(nodes):
         changes, count = counts.get(node, (-1, 0))

@@ -319,8 +319,8 @@ MIB = 1 << 20
 def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the MiB of `device` that one share for `request` takes.
 
-    A percentage has precedence over an amount: it counts whole units of the device's memory (or
-    whole MiB, where the dialect requires it), rounded down, at least one. Bytes are rounded up.
+    A percentage has precedence over an amount: it counts whole units of the device's memory, at
+    least one (or whole MiB, where the dialect requires it), rounded down. Bytes are rounded up.
     """
     request = request_on(request, device)
     unit = 1 if request.percent_of_mib else device.unit_mib
@@ -330,7 +330,8 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     if request.memory_billionths:
         return max(1, device.memory_mib * request.memory_billionths // BILLION)
     if request.memory_percent is not None:
-        return max(1, device.memory_mib // unit * request.memory_percent // 100) * unit
+        units = device.memory_mib // unit * request.memory_percent // 100
+        return units if request.percent_of_mib else max(1, units) * unit
     if request.memory_bytes is not None:
         return -(-request.memory_bytes // MIB)
     if request.memory_units is not None:

@@ -1,6 +1,6 @@
 """Nodes: labels, taints and resources that decide whether a pod may run there; pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -72,7 +72,7 @@ class NodeRevision:
 UNKNOWN_REVISION = NodeRevision()
 
 
-LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+LABEL_OPERATORS: Mapping[str, Callable[[str | None, Collection[str]], bool]] = {
     "In": lambda value, values: value in values,
     "NotIn": lambda value, values: value not in values,
     "Exists": lambda value, _: value is not None,

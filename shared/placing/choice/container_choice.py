@@ -352,6 +352,8 @@ _KEYS: Mapping[
 
 EXHAUSTIVE_DEVICES = 8
 """With more devices, sets grow greedily from each: 4 of 8 devices are 70 sets."""
+COMPARED_DEVICES = 32
+"""More than any node has: of a node whose agent reports so many, only the first are compared."""
 CACHED_SETS = 64
 
 Positions = tuple[int, ...]
@@ -403,6 +405,9 @@ def _groups(scope: TopologyScope, devices: Sequence[MirroredDevice]) -> list[lis
 
 
 def _best_linked(devices: Sequence[MirroredDevice], wanted: int) -> tuple[int, Positions]:
+    if wanted >= COMPARED_DEVICES:
+        return 0, tuple(range(wanted))
+    devices = devices[:COMPARED_DEVICES]
     cache = devices[0].node.linked_sets
     key = (wanted, *[device.uuid for device in devices])
     best = cache.get(key)

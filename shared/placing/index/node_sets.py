@@ -63,6 +63,9 @@ class NodeEligibility:
         self._results: dict[
             NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
         ] = {}
+        self._last: NodeRequirements | None = None
+        """Those of the last check: requirements with a thousand terms are slow to find."""
+        self._last_results: dict[MirroredNode, tuple[NodeFilterFailure | None, int]] = {}
         self._changes = ChangeReader(mirror.inventory_changes)
 
     def has_preferences(self, requirements: NodeRequirements) -> bool:
@@ -74,9 +77,13 @@ class NodeEligibility:
         self, requirements: NodeRequirements, node: MirroredNode
     ) -> tuple[NodeFilterFailure | None, int]:
         self._catch_up()
-        results = self._results.get(requirements)
-        if results is None:
-            results = store(self._results, requirements, {}, CACHED_REQUIREMENTS)
+        results = self._last_results
+        if requirements is not self._last:
+            cached = self._results.get(requirements)
+            if cached is None:
+                cached = store(self._results, requirements, {}, CACHED_REQUIREMENTS)
+            self._last = requirements
+            self._last_results = results = cached
         result = results.get(node)
         if result is None:
             facts = node.facts
@@ -88,6 +95,7 @@ class NodeEligibility:
         changed = self._changes.read()
         if changed is None:
             self._results.clear()
+            self._last = None
         elif changed:
             for results in self._results.values():
                 for node in changed:

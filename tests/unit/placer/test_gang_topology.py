@@ -8,8 +8,10 @@ from services.placer.rounds.decisions import DecisionContext, split_into_units
 from services.placer.rounds.gang_decisions import choose_beside, decide_gang
 from services.placer.rounds.gang_domains import values_on
 from services.placer.rounds.refusal_texts import gang_does_not_fit
+from services.placer.rounds.room_counts import pods_on_nodes
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import LedgerNode
+from shared.model.names import NodeName
 from shared.model.requests.placement import DomainRoom, Refusal
 from shared.model.requests.request import Gang
 from tests.support.build import devices, dice, gpu, ledger_node, pod_queued, request
@@ -300,3 +302,19 @@ def test_equal_pods_share_a_rack_exactly_if_one_has_room(
     for event, _ in mixed.chosen:
         context.mirror.drop(event.pod)
     assert racks_of(context) == before
+
+
+def test_nodes_that_were_removed_are_not_kept_with_their_room() -> None:
+    context = context_of(node("n0", 1))
+    index, mirror = context.index, context.mirror
+    wanted = request(gpu(memory=100))
+
+    for number in range(1, 20):
+        mirror.put_node(node(f"n{number}", 1))
+        mirror.remove_node(NodeName(f"n{number - 1}"))
+        fitting = index.fitting_nodes(wanted)
+        assert isinstance(fitting, int)
+        assert pods_on_nodes(wanted, index, fitting, 5) == 5
+
+    [counts] = index.pods_on_node.values()
+    assert {kept.name for kept in counts} <= {"n18", "n19"}

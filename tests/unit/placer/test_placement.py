@@ -552,6 +552,16 @@ def test_the_greedy_search_over_sixteen_devices_finds_the_best_set() -> None:
     assert {node.devices[5 + place].index // 8 for place in places} == {1}
 
 
+@pytest.mark.parametrize("wanted", [4, 40])
+def test_of_a_node_that_reports_more_devices_than_any_has_the_first_are_compared(
+    wanted: int,
+) -> None:
+    last = dict.fromkeys(combinations(range(40, 48), 2), NVLINK)
+    node = mirrored(linked(48, last))
+
+    assert best_linked_set(asking(wanted), node.devices, wanted) == tuple(range(wanted))
+
+
 def test_the_greedy_search_reaches_95_percent_of_the_best_links() -> None:
     dice = random.Random(3)  # noqa: S311
     found = 0

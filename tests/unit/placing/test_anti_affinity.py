@@ -1,6 +1,7 @@
 """Required anti-affinity of running pods keeps pods off their topology domains."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,45 @@ def test_a_term_without_requirements_selects_every_pod_of_its_namespaces() -> No
     assert selects(term(), TEAM_A, {})
     assert not selects(term(), Namespace("other"), {})
     assert selects(everywhere, Namespace("other"), {})
+
+
+class CountedLabels(dict[str, str]):
+    """Labels that count how often one of them is compared."""
+
+    compared = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.compared += 1
+        return super().get(key, default)
+
+
+def test_a_term_of_many_pods_is_compared_once_for_a_pod() -> None:
+    of_others = term(is_app("noisy"), namespaces=(Namespace("team-b"),))
+    context = Choices(
+        *(node(f"n{n}", term(is_app("noisy")), of_others) for n in range(20)), node("free")
+    ).context
+    event = pod(labels=CountedLabels({"app": "noisy"}))
+
+    restricted = context.index.restricted(event, event.request)
+
+    [(key, values)] = restricted.node_requirements.repelled_from
+    assert key == HOST
+    assert values == frozenset(f"n{n}" for n in range(20))
+    assert isinstance(event.labels, CountedLabels)
+    assert event.labels.compared == 1
+
+
+def test_a_term_is_forgotten_with_the_last_pod_that_has_it() -> None:
+    everywhere = term(is_app("noisy"), namespaces=(), all_namespaces=True)
+    choices = Choices(node("n1", everywhere), node("n2", everywhere))
+    index = choices.context.index
+    event = pod(namespace="other")
+
+    [(_, values)] = index.restricted(event, event.request).node_requirements.repelled_from
+    assert values == {"n1", "n2"}
+    for name in ("n1", "n2"):
+        choices.mirror.put_node(node(name))
+    assert index.restricted(event, event.request) == event.request
 
 
 def test_a_pod_without_gpus_is_kept_away_too() -> None:

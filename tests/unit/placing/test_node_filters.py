@@ -1,5 +1,7 @@
 """What a pod requires of its node, by the rules of kube-scheduler."""
 
+from typing import Any
+
 import pytest
 
 from shared.model.devices.node import CORDON_PREFIX, Taint
@@ -240,6 +242,29 @@ def test_all_volumes_of_a_pod_must_be_reached() -> None:
 
     assert code_of(check_node(NodeRequirements(volumes=(here, there)), node)) == "NotEnoughStorage"
     assert not has_no_node_constraints(NodeRequirements(volumes=(here,)))
+
+
+class CountedLabels(dict[str, str]):
+    """Labels that count how often one of them is compared."""
+
+    compared = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.compared += 1
+        return super().get(key, default)
+
+
+def test_a_node_is_compared_once_with_a_thousand_local_volumes() -> None:
+    hosts = [(NodeTerm(key="host", operator="In", values=(f"n{n}",)),) for n in range(1000)]
+    local = VolumeRequirement(rule=VolumeRule.NO_VOLUME, terms=tuple(hosts))
+    demands = NodeRequirements(volumes=(local,))
+    last, other = (facts(labels=CountedLabels(host=name)) for name in ("n999", "n1000"))
+
+    assert code_of(check_node(demands, last)) is None
+    assert code_of(check_node(demands, other)) == VolumeRule.NO_VOLUME
+    for node in (last, other):
+        assert isinstance(node.labels, CountedLabels)
+        assert node.labels.compared == 1
 
 
 def test_a_volume_without_node_affinity_is_reached_from_everywhere() -> None:
