@@ -192,7 +192,7 @@ def _with_positions(text: str, positions: Mapping[str, str]) -> str:
 
     Two look-ups for each field of a record take a twentieth of the time of a reservation.
     """
-    layouts = {}
+    layouts: dict[str, str] = {}
     for names, values in _ALIASES.findall(text):
         layouts.update(zip(names.split(", "), _LAYOUT_NAME.findall(values), strict=True))
 

@@ -21,8 +21,12 @@ local QUOTA_CHUNK, FIRST_CHUNK, MAX_QUEUES = 16, 16, 32
 
 -- Of this call: arguments; what is chosen, as rows of {position, member}; {namespace -> what is promised to it}; and
 -- how many pods were passed over.
-local now, limit, groups, is_awaiting_answers
+local now, limit, groups, ordered_groups, is_awaiting_answers
 local is_chosen, members, has_open_offers, promised, skipped
+
+local function comes_before(one, other)
+  return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
+end
 
 local function choose(member, position)
   if not is_chosen[member] then
@@ -126,10 +130,36 @@ local function freed_since(done)
   return call('ZRANGEBYSCORE', server.prefix .. 'freed-nodes', '(' .. done, last, 'WITHSCORES'), last
 end
 
-local function offer_freed(freed, round)
+-- The groups whose pods may be offered what was freed, each with the first entry of its order: first the group whose
+-- first pod comes before those of the others.
+local function in_order()
+  local rows = {}
   for _, group in ipairs(groups) do
+    local first = group ~= '' and call('ZRANGE', server.prefix .. 'group-order:' .. group, 0, 0)[1]
+    if first then rows[#rows + 1] = {first, group} end
+  end
+  table.sort(rows, comes_before)
+  return rows
+end
+
+local function last_position()
+  local last = ''
+  for _, row in ipairs(members) do
+    if row[1] > last then last = row[1] end
+  end
+  return last
+end
+
+-- Once enough are chosen, groups are passed over whose pods all come after these: they would be left out.
+local function offer_freed(freed, round)
+  local last, most = nil, waiting.most_free(freed)
+  ordered_groups = ordered_groups or in_order()
+  for _, row in ipairs(ordered_groups) do
+    local entry, group = row[1], row[2]
     local room, newest = 0, 0
-    for i = 1, group == '' and 0 or #freed, 2 do
+    last = last or #members >= limit and last_position()
+    local is_left_out = waiting.exceeds(group, most) or last and queue_of(entry, group).position >= last
+    for i = 1, is_left_out and 0 or #freed, 2 do
       local room_here = room < limit and waiting.room_for(group, freed[i]) or 0
       if room_here > 0 then
         room = room + room_here
@@ -141,12 +171,8 @@ local function offer_freed(freed, round)
   end
 end
 
-local function comes_before(one, other)
-  return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
-end
-
 return function(at, most, spare, gangs)
-  now, limit = at, most
+  now, limit, ordered_groups = at, most, nil
   is_chosen, members, has_open_offers, promised, skipped = {}, {}, false, {}, 0
   if call('HGET', server.prefix .. 'ledger', 'is_ordered') == '0' then fair.reorder_all() end
   groups = call('HKEYS', server.prefix .. 'waiting-groups')

@@ -311,6 +311,17 @@ async def test_a_reservation_of_which_nothing_else_is_known_ends_and_frees_its_c
         await reserve(used.leases, reservation("lost", share("a", 1, mib=16_000)))
 
 
+async def test_thousands_of_claims_of_which_nothing_else_is_known_end_together(url: str) -> None:
+    async with used_ledger(url) as used:
+        claim = await used.redis.hget(used.key("claims"), "preempts")
+        copies = {f"copy-{number}": claim for number in range(8_001)}
+        await used.redis.hset(used.key("claims"), mapping=copies)
+
+        await renew(used, UnreadableRecord("starts", "starts", ""))
+
+        assert await used.redis.hkeys(used.key("claims")) == [b"preempts"]
+
+
 async def test_fences_rise_although_the_record_of_their_device_was_damaged(url: str) -> None:
     async with used_ledger(url) as used:
         [before] = await reserve(used.leases, reservation("p", share("a", 1)))

@@ -95,6 +95,19 @@ async def test_as_many_pods_get_offers_as_may_fit(leases: RedisLeases) -> None:
     assert await offered(leases) == ["w00", "w01", "w02"]
 
 
+async def test_of_many_pods_with_different_needs_the_first_ones_get_offers(
+    leases: RedisLeases,
+) -> None:
+    await fill(leases)
+    names = [f"w{n:03d}" for n in range(150)]
+    events = [queued(name, units=100 + n) for n, name in enumerate(names)]
+    await let_wait(leases, *reversed(events))
+
+    await leases.release([PodUid("full-0")], reason="test")
+
+    assert await offered(leases) == names[:128]
+
+
 async def test_a_verdict_that_freed_capacity_may_change_is_stale(leases: RedisLeases) -> None:
     await fill(leases)
     before = await leases.capacity()

@@ -99,10 +99,19 @@ function M.reorder(namespace, group)
   end
 end
 
+-- Update the positions of all queues of a namespace, whose share has changed: the first pod of each is the same.
 function M.reorder_namespace(namespace)
-  for _, group in ipairs(call('HKEYS', server.prefix .. 'queue-positions:' .. namespace)) do
-    M.reorder(namespace, group)
+  local positions, moved = 'queue-positions:' .. namespace, {}
+  for group, before in values.each_pair(call('HGETALL', server.prefix .. positions)) do
+    local now = M.position(namespace, string.sub(before, 2, 11) .. string.sub(before, 28, 42)) .. '|' .. namespace
+    if now ~= before then
+      local group_order = server.prefix .. 'group-order:' .. group
+      call('ZREM', group_order, before)
+      call('ZADD', group_order, 0, now)
+      values.append(moved, group, now)
+    end
   end
+  server.call_all('HSET', positions, moved)
 end
 
 function M.reorder_all()

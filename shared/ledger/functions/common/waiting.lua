@@ -19,9 +19,9 @@ local OFFER_S = 2 -- how long an offer is open
 local NO_OFFERS = '-'
 
 local M = {NO_OFFERS = NO_OFFERS, OFFER_S = OFFER_S}
-local needs, uuids_by_node, freed_at, unit
+local needs, uuids_by_node, most_free_on, freed_at, unit
 server.on_begin(function()
-  needs, uuids_by_node, freed_at = {}, {}, {}
+  needs, uuids_by_node, most_free_on, freed_at = {}, {}, {}, {}
   unit = 1 -- MiB per unit of the device that was looked at last
 end)
 
@@ -182,9 +182,12 @@ local function need_of(group)
   return unpack(need)
 end
 
+-- The smallest need of the group's pods, without the quota that they wait for; '' if there is no need.
+local function plain_need(group) return string.match(group, '^q:([%d:]*)|') or group end
+
 -- The approximate demand of a pod of the group: cores, and MiB. The exact one is known after placement.
 function M.need_of(group)
-  local need = string.match(group, '^q:([%d:]*)|') or group
+  local need = plain_need(group)
   if need == '' then return 0, 0 end
   local gpus, units, percent, cores, _, _, mib = need_of(need)
   local total = fair.total_of()
@@ -226,18 +229,49 @@ local function fits_on_device(device, units, percent, cores, policy, slotted, mi
   return times
 end
 
+-- What is free at most on one of the node's devices: MiB, units and cores. Within a call this only decreases.
+local function most_on(name)
+  if most_free_on[name] then return most_free_on[name] end
+  local uuids, most = records.device_uuids(name), {mib = 0, units = 0, cores = 0}
+  records.fetch('devices', uuids)
+  for _, uuid in ipairs(uuids) do
+    local device = records.devices[uuid]
+    if device and device[D.IS_MIG] then
+      most = {mib = math.huge, units = math.huge, cores = math.huge} -- see `fits_on_device`
+    elseif device then
+      local memory_taken, cores_taken = capacity.taken_of(device)
+      local free_mib = device[D.MEMORY_MIB] - memory_taken
+      most.mib, most.units = math.max(most.mib, free_mib), math.max(most.units, free_mib / device[D.UNIT_MIB])
+      most.cores = math.max(most.cores, 100 - cores_taken)
+    end
+  end
+  uuids_by_node[name], most_free_on[name] = uuids, most
+  return most
+end
+
+-- The same on one of several nodes, each followed by a number.
+function M.most_free(nodes_and_numbers)
+  local most = {mib = 0, units = 0, cores = 0}
+  for name in values.each_pair(nodes_and_numbers) do
+    for amount, free in pairs(most_on(name)) do most[amount] = math.max(most[amount], free) end
+  end
+  return most
+end
+
+-- Whether pods of the group need more than is free at most on one device.
+function M.exceeds(group, most)
+  local gpus, units, percent, cores, _, _, mib = need_of(plain_need(group))
+  return gpus and gpus > 0
+    and (mib > most.mib or cores > most.cores or percent == 0 and mib == 0 and units > most.units)
+end
+
 -- How many pods of the group could fit on the node, by their smallest need alone.
 function M.room_for(group, name)
-  if string.sub(group, 1, 2) == 'q:' then
-    group = string.match(group, '^q:([%d:]*)|')
-    if group == '' then return 0 end
-  end
+  group = plain_need(group)
+  if group == '' then return 0 end
   local gpus, units, percent, cores, policy, slotted, mib, slots = need_of(group)
   if gpus == 0 then return 1 end
-  if not uuids_by_node[name] then
-    uuids_by_node[name] = records.device_uuids(name)
-    records.fetch('devices', uuids_by_node[name])
-  end
+  if M.exceeds(group, most_on(name)) then return 0 end
   local times, fitting_devices = 0, 0
   for _, uuid in ipairs(uuids_by_node[name]) do
     local device = records.devices[uuid]
