@@ -306,7 +306,8 @@ def test_equal_pods_share_a_rack_exactly_if_one_has_room(
 
 def test_nodes_that_were_removed_are_not_kept_with_their_room() -> None:
     context = context_of(node("n0", 1))
-    index, mirror = context.index, context.mirror
+    index = context.index
+    mirror = context.mirror
     wanted = request(gpu(memory=100))
 
     for number in range(1, 20):
