@@ -16,11 +16,6 @@ _FOLDER = resources.files("shared.ledger") / "functions"
 LIBRARY_PREFIX = "leasehold_"
 _LINE = re.compile(r"\buser_function:(\d+)")
 _HASH_LENGTH = 12
-_LAYOUT = re.compile(r"^  ([A-Z]+) = \{\n((?:    .*\n)*)", re.MULTILINE)
-_POSITION = re.compile(r"^    ([A-Z_]+) = (\d+),$", re.MULTILINE)
-_LAYOUT_NAME = re.compile(r"layouts\.([A-Z]+)")
-_ALIASES = re.compile(r"^local ([\w, ]+) = ((?:layouts\.[A-Z]+(?:, )?)+)$", re.MULTILINE)
-_FIELD = re.compile(r"(?:\blayouts\.(?P<layout>[A-Z]+)|\b(?P<alias>[A-Z]+))\.(?P<name>[A-Z_]+)\b")
 
 
 class LedgerFunction(NamedTuple):
@@ -162,9 +157,7 @@ def modules() -> Mapping[str, str]:
     return {name.removesuffix(".lua"): texts[name] for name in sorted(texts)}
 
 
-def bundled(files: Mapping[str, str]) -> Library:
-    positions = _positions(files["layouts"])
-    texts = {name: _with_positions(text, positions) for name, text in files.items()}
+def bundled(texts: Mapping[str, str]) -> Library:
     digest = hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in texts).encode())
     digest.update(f"{_BEGINNING}{[*_registrations(LIBRARY_PREFIX)]}".encode())
     name = f"{LIBRARY_PREFIX}{digest.hexdigest()[:_HASH_LENGTH]}"
@@ -176,31 +169,6 @@ def bundled(files: Mapping[str, str]) -> Library:
         parts.append(f"{text}end\n\n")
     parts.extend(_registrations(name))
     return Library(name, "".join(parts), tuple(first_lines))
-
-
-def _positions(layouts: str) -> Mapping[str, str]:
-    """Return the position of each field: `{"DEVICE.FENCE": "8", ...}`."""
-    positions = {}
-    for layout, fields in _LAYOUT.findall(layouts):
-        for field, number in _POSITION.findall(fields):
-            positions[f"{layout}.{field}"] = number
-    return positions
-
-
-def _with_positions(text: str, positions: Mapping[str, str]) -> str:
-    """Return a module with 8 in place of its `D.FENCE`, after `local D = layouts.DEVICE`.
-
-    Two look-ups for each field of a record take a twentieth of the time of a reservation.
-    """
-    layouts: dict[str, str] = {}
-    for names, values in _ALIASES.findall(text):
-        layouts.update(zip(names.split(", "), _LAYOUT_NAME.findall(values), strict=True))
-
-    def position(field: re.Match[str]) -> str:
-        layout = field["layout"] or layouts.get(field["alias"])
-        return positions.get(f"{layout}.{field['name']}", field[0])
-
-    return _FIELD.sub(position, text)
 
 
 def _registrations(library_name: str) -> Iterable[str]:

@@ -41,6 +41,8 @@ local index_lease, put_lease, next_version = capacity.index_lease, records.put_l
 local must_wait, add_demand = fair.must_wait, fair.add_demand
 local add_to_node, add_to_device, set_slot = capacity.add_to_node, capacity.add_to_device, capacity.set_slot
 local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
+-- Each reservation reads these: a local takes less time than two look-ups.
+local FENCE, NODE, SLOT_MAP, SLOTS = D.FENCE, DEMAND.NODE, D.SLOT_MAP, DEMAND.SLOTS
 local MOST_GROUPS_BYTES, MOST_LEASE_BYTES = constants.MOST_GROUPS_BYTES, constants.MOST_LEASE_BYTES
 local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, and of a slot and a fence
 
@@ -84,7 +86,7 @@ local function read_pods(ranks)
     if counts[i] > 0 then
       local demand = demand_at(joined, demand_begins)
       first_demands[i] = demand
-      first_nodes[#first_nodes + 1] = demand[DEMAND.NODE]
+      first_nodes[#first_nodes + 1] = demand[NODE]
       capacity.append_uuids(first_devices, demand)
     end
     piece = piece + max(1, counts[i])
@@ -96,8 +98,8 @@ local function read_pods(ranks)
 end
 
 local function take_slot(device)
-  local free = find(device[D.SLOT_MAP], '0', 1, true)
-  local slot = free and free - 1 or #device[D.SLOT_MAP]
+  local free = find(device[SLOT_MAP], '0', 1, true)
+  local slot = free and free - 1 or #device[SLOT_MAP]
   if device[D.HELD] ~= '' then
     while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
   end
@@ -106,8 +108,8 @@ local function take_slot(device)
 end
 
 local function raise_fence(device)
-  device[D.FENCE] = device[D.FENCE] + 1
-  return device[D.FENCE]
+  device[FENCE] = device[FENCE] + 1
+  return device[FENCE]
 end
 
 local function grants_for(demand)
@@ -134,7 +136,7 @@ local function add_refusal(reasons, i)
   local node_rows, device_rows = {}, {}
   for candidate = 1, counts[i] do
     local demand = demand_on(i, candidate)
-    local node = node_of(demand[DEMAND.NODE])
+    local node = node_of(demand[NODE])
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
   end
@@ -152,7 +154,7 @@ end
 -- Take a demand from its node and devices. One share without an instance is the usual case: as above, but without
 -- intermediate tables.
 local function take(demand, resources, groups_text)
-  local name, booking, slots = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS]
+  local name, booking, slots = demand[NODE], demand[DEMAND.BOOKINGS][1], demand[SLOTS]
   if #slots ~= 2 or slots[2] < 0 then return take_several(demand, resources, groups_text) end
   local node = node_of(name)
   local reason = node_refusal(node, resources)
@@ -168,7 +170,7 @@ end
 local function put_reservation(pod, request, demand, number, packed_parts, grants)
   local version, at = next_version(), #numbers + 2
   put_lease(pod, new_lease(version, grants, packed_parts))
-  index_lease(pod, records.nodes[demand[DEMAND.NODE]], request[REQUEST.GANG])
+  index_lease(pod, records.nodes[demand[NODE]], request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
   return version
@@ -193,9 +195,9 @@ local function reserve(i, rank, terms)
   local changed = has_rules and selected.refusal(i)
   for number = 1, count do
     local demand, packed_parts = demand_on(i, number), packed_parts_on(i, number)
-    local name = demand[DEMAND.NODE]
+    local name = demand[NODE]
     local reason, grants, excesses, charges
-    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2 + #packed_parts
+    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[SLOTS] / 2 + #packed_parts
     if bytes > MOST_LEASE_BYTES then
       return nil, {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)}
     end

@@ -77,21 +77,3 @@ def test_a_library_with_another_text_has_another_name_and_its_functions_too() ->
     assert other.name != library().name
     assert other.full_name("status") != library().full_name("status")
     assert library().name not in other.text
-
-
-def test_fields_of_records_are_positions_in_the_library() -> None:
-    declaration = "local B, D = layouts.BOOKING, layouts.DEVICE\n"
-    fields = "return D.FENCE + layouts.NODE.AMOUNTS + M.FENCE\n"
-
-    other = bundled({**TEXTS, "status": declaration + fields})
-
-    assert f"{declaration}return 8 + 6 + M.FENCE\n" in other.text
-
-
-def test_every_module_names_its_layouts_so_that_their_fields_become_positions() -> None:
-    layouts = re.findall(r"^  ([A-Z]+) = {$", TEXTS["layouts"], re.MULTILINE)
-    aliases = re.findall(r"^local (.*) = .*\blayouts\.[A-Z]+", library().text, re.MULTILINE)
-    names = {*layouts, *", ".join(aliases).split(", ")}
-
-    fields = re.findall(rf"\b(?:{'|'.join(names)})\.([A-Z_]+)\b", library().text)
-    assert set(fields) == {"HEADER"}

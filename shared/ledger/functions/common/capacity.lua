@@ -7,6 +7,10 @@ local server = require('server')
 local values = require('values')
 local D, N = layouts.DEVICE, layouts.NODE
 local B, DEMAND = layouts.BOOKING, layouts.DEMAND
+-- Each reservation reads these: a local takes less time than two look-ups.
+local HELD, LAYOUT, MEMORY_MIB, SHARES, SLOT_MAP = D.HELD, D.LAYOUT, D.MEMORY_MIB, D.SHARES, D.SLOT_MAP
+local IS_MIG, USED_CORES, USED_MIB = D.IS_MIG, D.USED_CORES, D.USED_MIB
+local AMOUNTS, RESOURCES = N.AMOUNTS, N.RESOURCES
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
 local MOST_SLOT = constants.MOST_SLOT
 local DEVICE_BYTES, NODE_BYTES, AMOUNT_BYTES = 160, 48, 9 -- without texts, and of each amount, at most
@@ -21,30 +25,30 @@ end)
 -- A slot map is a string of 0 and 1, one character per slot, cut off after the last one that is used.
 
 function M.set_slot(device, slot, mark)
-  local slot_map = device[D.SLOT_MAP]
+  local slot_map = device[SLOT_MAP]
   if slot == #slot_map then
-    device[D.SLOT_MAP] = slot_map .. mark
+    device[SLOT_MAP] = slot_map .. mark
     return
   end
   if slot > #slot_map then slot_map = slot_map .. string.rep('0', slot - #slot_map) end
-  device[D.SLOT_MAP] = string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
+  device[SLOT_MAP] = string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
 end
 
 -- Whether a lease has the slot.
-function M.is_slot_used(device, slot) return string.sub(device[D.SLOT_MAP], slot + 1, slot + 1) == '1' end
+function M.is_slot_used(device, slot) return string.sub(device[SLOT_MAP], slot + 1, slot + 1) == '1' end
 
 -- Whether a lease has it, or what is held beyond leases.
 function M.is_slot_taken(device, slot)
   return M.is_slot_used(device, slot)
-    or device[D.HELD] ~= '' and string.sub(records.held_of(device).slots, slot + 1, slot + 1) == '1'
+    or device[HELD] ~= '' and string.sub(records.held_of(device).slots, slot + 1, slot + 1) == '1'
 end
 
 -- What leases use of a device, and what is held beyond them.
 local function taken_of(device)
-  if device[D.HELD] == '' then return device[D.USED_MIB], device[D.USED_CORES], device[D.SHARES] end
+  if device[HELD] == '' then return device[USED_MIB], device[USED_CORES], device[SHARES] end
   local held = records.held_of(device)
-  return device[D.USED_MIB] + held.memory_mib, device[D.USED_CORES] + held.cores_percent,
-    device[D.SHARES] + held.shares
+  return device[USED_MIB] + held.memory_mib, device[USED_CORES] + held.cores_percent,
+    device[SHARES] + held.shares
 end
 M.taken_of = taken_of
 
@@ -106,13 +110,13 @@ local function changed_groups(known, groups_text, sign)
 end
 
 function M.has_room_for_text(device, bytes)
-  return DEVICE_BYTES + #device[D.UUID] + #device[D.NODE] + #device[D.SLOT_MAP] + #device[D.GROUPS]
-    + #device[D.LAYOUT] + #device[D.MODE] + #device[D.HELD] + bytes <= constants.MOST_DEVICE_BYTES
+  return DEVICE_BYTES + #device[D.UUID] + #device[D.NODE] + #device[SLOT_MAP] + #device[D.GROUPS]
+    + #device[LAYOUT] + #device[D.MODE] + #device[HELD] + bytes <= constants.MOST_DEVICE_BYTES
 end
 
 -- Whether the names of these resources can be added to those of the node.
 function M.has_room_for_resources(node, resources)
-  local count, bytes = #node[N.AMOUNTS] / 2, #node[N.RESOURCES]
+  local count, bytes = #node[AMOUNTS] / 2, #node[RESOURCES]
   for i = 1, #resources, 2 do count, bytes = count + 1, bytes + #resources[i] + 1 end
   return count <= constants.MOST_NODE_RESOURCES
     and NODE_BYTES + #node[N.NAME] + bytes + 2 * AMOUNT_BYTES * count <= constants.MOST_NODE_BYTES
@@ -120,9 +124,9 @@ end
 
 -- Position of the capacity of each resource in a node's amounts; its amount in use is at the next position.
 function M.resource_positions(node)
-  local names = node[N.RESOURCES]
+  local names = node[RESOURCES]
   if positions_by_names[names] then return positions_by_names[names] end
-  local positions, at, last = {}, 1, #node[N.AMOUNTS]
+  local positions, at, last = {}, 1, #node[AMOUNTS]
   for name in string.gmatch(names, '[^\n]+') do
     if at < last then positions[name] = at end
     at = at + 2
@@ -132,16 +136,16 @@ function M.resource_positions(node)
 end
 
 function M.add_resource(node, name, room, used)
-  local amounts = node[N.AMOUNTS]
+  local amounts = node[AMOUNTS]
   local at = #amounts + 1
   amounts[at], amounts[at + 1] = room, used
-  node[N.RESOURCES] = node[N.RESOURCES] .. name .. '\n'
+  node[RESOURCES] = node[RESOURCES] .. name .. '\n'
   return at
 end
 
 -- For each of `resources` its position (0: none), and its amount.
 local function placed_amounts(resources, node)
-  local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCES]
+  local by_names, names = amounts_by_resources[resources] or {}, node[RESOURCES]
   if by_names[names] then return by_names[names] end
   local amounts, positions = {}, M.resource_positions(node)
   for i = 1, #resources, 2 do
@@ -153,7 +157,7 @@ end
 M.placed_amounts = placed_amounts
 
 function M.add_to_node(node, resources, sign)
-  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
@@ -166,8 +170,8 @@ function M.add_to_node(node, resources, sign)
 end
 
 local function add_amounts(device, memory, cores)
-  device[D.USED_MIB] = device[D.USED_MIB] + memory
-  device[D.USED_CORES] = device[D.USED_CORES] + cores
+  device[USED_MIB] = device[USED_MIB] + memory
+  device[USED_CORES] = device[USED_CORES] + cores
   records.changed_devices[device[D.UUID]] = true
 end
 M.add_amounts = add_amounts
@@ -176,10 +180,10 @@ M.add_amounts = add_amounts
 function M.add_to_device(device, sign, groups_text, booking)
   local _, memory, cores, shares, _, sharing, _, layout, mode = unpack(booking)
   add_amounts(device, sign * memory, sign * cores)
-  device[D.SHARES] = device[D.SHARES] + sign * shares
+  device[SHARES] = device[SHARES] + sign * shares
   if sharing == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
-  if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
-  if device[D.SHARES] == 0 then device[D.MODE] = '' elseif sign > 0 then device[D.MODE] = mode end
+  if layout ~= '' and (sign > 0 or device[SHARES] == 0) then device[LAYOUT] = sign > 0 and layout or '' end
+  if device[SHARES] == 0 then device[D.MODE] = '' elseif sign > 0 then device[D.MODE] = mode end
   if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
 end
 
@@ -200,7 +204,7 @@ end
 -- Whether so much is free of what every node has: a host port, of which what others use is its room, below 0; or a
 -- resource as which pods are counted, without a limit.
 local function has_unlisted(node, resources, i, at)
-  local name, amount, amounts = resources[i], resources[i + 1], node[N.AMOUNTS]
+  local name, amount, amounts = resources[i], resources[i + 1], node[AMOUNTS]
   if string.find(name, constants.SELECTED_PREFIX, 1, true) == 1 then
     return amount > 0 and (at > 0 or M.has_room_for_resources(node, resources))
   end
@@ -212,7 +216,7 @@ end
 
 function M.node_refusal(node, resources)
   if not node or node[N.STATUS] ~= 1 then return 'node-unknown' end
-  local placed, amounts = placed_amounts(resources, node), node[N.AMOUNTS]
+  local placed, amounts = placed_amounts(resources, node), node[AMOUNTS]
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at])
@@ -239,21 +243,21 @@ function M.device_refusal(device, node_name, groups_text, booking)
   local _, memory, cores, shares, new_slots, policy, slots, layout, mode = unpack(booking)
   local slotted = new_slots > 0
   local memory_taken, cores_taken, shares_taken = taken_of(device)
-  if device[D.IS_MIG] ~= (layout ~= '') then return 'mode' end
+  if device[IS_MIG] ~= (layout ~= '') then return 'mode' end
   if slotted and shares_taken + shares > (slots > 0 and slots or device[D.SLOTS]) then return 'slots' end
   if groups_text ~= '' and M.has_group(device, groups_text) then return 'anti-affinity' end
-  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB]) then return 'memory' end
+  if not (memory >= 0 and memory_taken + memory <= device[MEMORY_MIB]) then return 'memory' end
   if not (cores >= 0 and cores_taken + cores <= 100) then return 'cores' end
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
   if device[D.EXCLUSIVE] or device[D.IS_CLAIMED] and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL]) then
     return 'in-exclusive-use'
   end
   if cores_taken >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
-  local held = shares_taken > device[D.SHARES] and records.held_of(device)
-  if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout then return 'layout' end
-  if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then return 'sharing-mode' end
+  local held = shares_taken > device[SHARES] and records.held_of(device)
+  if device[SHARES] > 0 and device[LAYOUT] ~= layout or held and held.layout ~= layout then return 'layout' end
+  if device[SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then return 'sharing-mode' end
   if groups_text ~= '' and not M.has_room_for_text(device, #groups_text + 2) then return 'record-size' end
-  if slotted and #device[D.SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
+  if slotted and #device[SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
 end
 
 function M.demand_refusal(demand, resources, groups_text)
