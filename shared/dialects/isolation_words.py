@@ -1,11 +1,11 @@
 """The annotation by which a pod or namespace demands an isolation; pure."""
 
-import difflib
 import re
 from collections.abc import Mapping
 
 import msgspec
 
+from shared.dialects.closest import MOST_COMPARED, closest
 from shared.dialects.dialect import list_entries
 from shared.model.change import Change, Place
 from shared.model.devices.enforcers import (
@@ -93,13 +93,13 @@ def _meant(text: str) -> str:
     >>> _meant("memory:driver; cores=Time"), _meant("hami")
     ('memory=driver,compute=time', 'hami-core')
     """
+    if len(text) > MOST_COMPARED:
+        return ""
     small = text.lower()
-    near = difflib.get_close_matches(small, (STRICT, *LABELS), n=1)
     if not re.fullmatch(f"(?:{_PAIR}[,; ]*)+", small):
-        return near[0] if near else ""
+        return closest(small, (STRICT, *LABELS))
     words = {
-        _FIELDS.get(name, name): next(iter(difflib.get_close_matches(word, LABELS, n=1)), "")
-        for name, word in re.findall(_PAIR, small)
+        _FIELDS.get(name, name): closest(word, LABELS) for name, word in re.findall(_PAIR, small)
     }
     try:
         demand = msgspec.convert(words, _Words)

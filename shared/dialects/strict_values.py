@@ -3,13 +3,13 @@
 Every function raises RequestError with the key, the value and what is allowed.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from shared.dialects.closest import closest
 from shared.model.bounds import MOST_SHARES, SHORT
 from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.change import Change, Place, limit
@@ -161,8 +161,8 @@ def check_annotation(key: str, text: str, choices: Collection[str], written: str
     try:
         check_choice(key, text, choices)
     except RequestError as refused:
-        near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.5)
-        meant = (written or text).replace(text, near[0]) if near else ""
+        near = closest(text.lower(), choices, cutoff=0.5)
+        meant = (written or text).replace(text, near) if near else ""
         way = f"write {meant}" if meant else "leave it out for the default"
         raise RequestError(f"{refused}: {way}", Change(Place.ANNOTATION, key, meant)) from refused
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shared.model.devices.device import visible_fault
 from shared.model.devices.node import (
     AGENT_STARTING,
     AGENT_STOPPING,
@@ -304,7 +305,9 @@ def check_served(
     why = cordon_reason(served)
     if why:
         return NodeFilterFailure(
-            "NodeAgentNotReady", "node(s) had a node agent that was not ready", why
+            "NodeAgentNotReady",
+            "node(s) had a node agent that was not ready",
+            visible_fault(why, lambda _: False),
         )
     if AGENT_STARTING in served:
         text = "node(s) had a node agent that has just started and waits for the kubelet"

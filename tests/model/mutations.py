@@ -45,12 +45,12 @@ def _without_patience(clock: Clock, _: float) -> Patience:
 HOLDING = Offer.holding
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
-        "  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB])"
+        "  if not (memory >= 0 and memory_taken + memory <= device[MEMORY_MIB])"
         " then return 'memory' end\n",
         "",
     ),
     "release keeps totals": ("  capacity.add_demand(demand, resources, groups_text, -1)\n", ""),
-    "fences stay": ("  device[D.FENCE] = device[D.FENCE] + 1\n", ""),
+    "fences stay": ("  device[FENCE] = device[FENCE] + 1\n", ""),
     "gangs begin short": (
         "waiting.gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]",
         "false",
@@ -82,7 +82,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "= server.now_in_ms() / 1000 - 99 end",
     ),
     "layouts do not matter": (
-        "if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout",
+        "if device[SHARES] > 0 and device[LAYOUT] ~= layout or held and held.layout ~= layout",
         "if held and held.layout ~= layout",
     ),
     "positions do not matter": (
@@ -142,7 +142,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         lambda *_: (),
     ),
     "sharing modes do not matter": (
-        "if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then",
+        "if device[SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode then",
         "if false then",
     ),
     "devices in use become replicas": (

@@ -36,6 +36,8 @@ from shared.pods.pod_view import PodContainer, PodView
 
 MOST_WARNINGS = 10
 """Each word is compared with all words of all dialects."""
+MOST_DIGITS = 9
+"""A number with more is above that of any GPU."""
 
 AmountChanges = Mapping[str, Mapping[str, int | None]]
 """By the container's path; None removes an amount."""
@@ -144,13 +146,17 @@ def _unseen_numbers(request: PodRequest, pod: PodView) -> Iterator[Hint]:
     for container in pod.containers:
         numbers = container.variables.get(CHOSEN, "").split(",")
         seen = gpus.get(container.name, 0)
-        if seen and any(number.strip().isdecimal() and int(number) >= seen for number in numbers):
+        if seen and any(_is_number_from(seen, number.strip()) for number in numbers):
             sees = "one GPU, number 0" if seen == 1 else f"{seen} GPUs, numbers 0 to {seen - 1}"
             yield Hint(
                 f"container {container.name}: variable {CHOSEN} is {','.join(numbers)}, and the "
                 f"container sees {sees}: remove it",
                 (field_removed(f"env[{CHOSEN}]", container.name),),
             )
+
+
+def _is_number_from(least: int, text: str) -> bool:
+    return text.isdecimal() and (len(text) > MOST_DIGITS or int(text) >= least)
 
 
 def warn_of_words(admission: PodAdmission) -> Changes:

@@ -4,12 +4,12 @@ The later entry of a node goes first, as in Volcano's plugin. Invalid ones are l
 error.
 """
 
-import difflib
 import fnmatch
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shared.dialects.closest import closest
 from shared.dialects.volcano import vgpu
 from shared.dialects.volcano.device_register import NUMBER
 from shared.model.bounds import SHORT
@@ -107,8 +107,8 @@ class _Findings:
         for key in value:
             if key not in keys:
                 lowered = {name.lower(): name for name in keys}
-                near = difflib.get_close_matches(str(key).lower(), lowered, n=1, cutoff=0.6)
-                hint = f"; did you mean {lowered[near[0]]}?" if near else ""
+                near = closest(str(key).lower(), lowered)
+                hint = f"; did you mean {lowered[near]}?" if near else ""
                 self.warnings.append(f"{where} has a key {_brief(key)} that nothing reads{hint}")
         return value
 

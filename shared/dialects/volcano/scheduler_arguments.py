@@ -1,9 +1,9 @@
 """The arguments of Volcano's scheduler plugin `deviceshare`, as our rules; pure."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shared.dialects.closest import closest
 from shared.dialects.dialect import Rules
 from shared.dialects.volcano import gpushare, vgpu
 from shared.model.errors import RequestError
@@ -88,8 +88,8 @@ def _canonical(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def _unknown(key: str) -> str:
-    nearest = difflib.get_close_matches(key, KNOWN, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(KNOWN)}"
+    nearest = closest(key, KNOWN)
+    hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(KNOWN)}"
     return f"{key} is not an argument of deviceshare: {hint}"
 
 

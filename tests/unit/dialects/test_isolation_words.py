@@ -1,5 +1,6 @@
 """The annotation by which pods and namespaces demand an enforcer: parsed, placed, denied."""
 
+import time
 from typing import Any
 
 import pytest
@@ -331,3 +332,13 @@ def test_a_pod_has_the_demand_of_its_namespace_unless_it_has_its_own(
     else:
         assert found is not None
         assert found in decision.message
+
+
+def test_a_text_that_is_no_word_takes_no_time_to_compare() -> None:
+    began = time.process_time()
+
+    for text in ("a=" + "b" * 200_000 + "!", "memory" * 40_000):
+        with pytest.raises(RequestError, match="write strict, or one of"):
+            parse_isolation(text)
+
+    assert time.process_time() - began < 1

@@ -198,6 +198,15 @@ def test_a_node_whose_agent_is_not_ready_is_refused_with_the_reason() -> None:
     assert check_served((), frozenset({f"{CORDON_PREFIX}its agent hangs"})) is None
 
 
+def test_the_reason_of_a_closed_node_names_no_pod_to_those_who_wait() -> None:
+    """They may be of another namespace."""
+    why = "pod team-b/web-0 is bound to the node, and the kubelet has not requested its devices yet"
+    blocked = check_served(("volcano.sh/vgpu-number",), frozenset({CORDON_PREFIX + why}))
+
+    assert blocked is not None
+    assert (blocked.code, blocked.numbers) == ("NodeAgentNotReady", "")
+
+
 def test_the_first_reason_is_the_most_permanent_one() -> None:
     node = facts(taints=(GPU_TAINT,), allocatable={})
 

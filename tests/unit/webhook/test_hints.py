@@ -360,6 +360,9 @@ FIELDS = {
     ),
     "preload": pod(container("main", T4, **env("LD_PRELOAD", "/x.so"))),
     "a GPU that it does not see": pod(container("main", T4, **env("CUDA_VISIBLE_DEVICES", "3"))),
+    "a number of many digits": pod(
+        container("main", T4, **env("CUDA_VISIBLE_DEVICES", "9" * 5_000))
+    ),
     "one of two": pod(
         container("main", {"nvidia.com/gpu": "2"}, **env("CUDA_VISIBLE_DEVICES", "1,2"))
     ),
