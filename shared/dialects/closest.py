@@ -1,4 +1,4 @@
-"""The word that was probably meant."""
+"""The word that was probably meant; pure."""
 
 import difflib
 from collections.abc import Iterable

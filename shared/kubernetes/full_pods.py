@@ -4,6 +4,7 @@ Long parts are counted before they are decoded, to bound the time.
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 import msgspec
 from msgspec import Struct
@@ -75,6 +76,18 @@ class FullPodSpec(ApiPodSpec, frozen=True, rename="camel", gc=False):
 
 class FullPod(ApiPod, frozen=True, gc=False):
     spec: FullPodSpec = FullPodSpec()
+
+
+class DeletionMeta(Struct, frozen=True, rename="camel", gc=False):
+    uid: str
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+
+
+class DeletedPod(Struct, frozen=True, gc=False):
+    """Only what says when the pod ends is decoded."""
+
+    metadata: DeletionMeta
 
 
 class PodTemplate(Struct, frozen=True, gc=False):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import TypeVar
 
 from msgspec import Struct
@@ -11,7 +10,7 @@ from services.node_agent.kubelet.pods import Deletion, KubeletContainer, Kubelet
 from shared.dialects.reserved import may_set_reserved, sets_reserved
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
-from shared.kubernetes.full_pods import FullContainer, FullPod
+from shared.kubernetes.full_pods import DeletedPod, FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.kubernetes.types import ApiObject, PodStatus
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
@@ -27,16 +26,6 @@ class _Settings(Struct, rename="camel"):
 
 class _Configuration(Struct):
     kubeletconfig: _Settings
-
-
-class _DeletionMeta(Struct, rename="camel"):
-    uid: str
-    deletion_timestamp: datetime | None = None
-    deletion_grace_period_seconds: int | None = None
-
-
-class _DeletedPod(Struct):
-    metadata: _DeletionMeta
 
 
 class KubeletPods:
@@ -59,7 +48,7 @@ class KubeletPods:
         Raises as `list_pods` does.
         """
         listed = await self._retried(
-            lambda: self.kubelet.list_whole("/pods", _DeletedPod, keep=_deletion)
+            lambda: self.kubelet.list_whole("/pods", DeletedPod, keep=_deletion)
         )
         return {pod: deletion for pod, deletion in listed if deletion is not None}
 
@@ -94,7 +83,7 @@ def _uid(pod: ApiObject) -> PodUid:
     return PodUid(pod.metadata.uid)
 
 
-def _deletion(pod: _DeletedPod) -> tuple[PodUid, Deletion | None]:
+def _deletion(pod: DeletedPod) -> tuple[PodUid, Deletion | None]:
     found = pod.metadata
     uid = PodUid(found.uid)
     if found.deletion_timestamp is None:

@@ -95,16 +95,12 @@ async def test_as_many_pods_get_offers_as_may_fit(leases: RedisLeases) -> None:
     assert await offered(leases) == ["w00", "w01", "w02"]
 
 
-async def test_of_many_pods_with_different_needs_the_first_ones_get_offers(
-    leases: RedisLeases,
-) -> None:
+async def test_the_first_of_many_pods_with_different_needs_get_offers(leases: RedisLeases) -> None:
     await fill(leases)
     names = [f"w{n:03d}" for n in range(150)]
-    events = [queued(name, units=100 + n) for n, name in enumerate(names)]
-    await let_wait(leases, *reversed(events))
+    await let_wait(leases, *(queued(names[n], units=100 + n) for n in reversed(range(150))))
 
     await leases.release([PodUid("full-0")], reason="test")
-
     assert await offered(leases) == names[:128]
 
 
@@ -281,9 +277,7 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(leases: R
 
 
 @pytest.mark.nodes(a=2, b=2)
-async def test_an_offer_reserves_no_node_of_which_nothing_was_freed_since_its_pods_verdict(
-    leases: RedisLeases,
-) -> None:
+async def test_an_offer_reserves_no_node_of_which_nothing_was_freed(leases: RedisLeases) -> None:
     """The pod does not fit there, by its node selector for example."""
     await fill(leases)
     await let_wait(leases, queued("high", priority=5))
@@ -291,8 +285,8 @@ async def test_an_offer_reserves_no_node_of_which_nothing_was_freed_since_its_po
     assert await offered(leases) == ["high"]
 
     on_freed_node = await refusal(leases, low("low"), now=NOW + 1)
-    on_another = reservation("other", share("b"), node="b")
-    await reserve(leases, structs.replace(on_another, priority=-1), now=NOW + 1)
+    elsewhere = structs.replace(reservation("other", share("b"), node="b"), priority=-1)
+    await reserve(leases, elsewhere, now=NOW + 1)
 
     assert on_freed_node.reserved_for_other
 

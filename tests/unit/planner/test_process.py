@@ -3,6 +3,7 @@
 import asyncio
 import os
 import runpy
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -28,6 +29,7 @@ def test_the_planner_runs_with_a_higher_niceness(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(run, "run_service", lambda kind, entry, **more: entries.append(entry))
     monkeypatch.setattr(wiring, "serve_planner", observe)
+    monkeypatch.delitem(sys.modules, "services.planner.__main__", raising=False)
     runpy.run_module("services.planner", run_name="__main__")
 
     # In a thread, which has a niceness of its own.
