@@ -83,17 +83,19 @@ class Enforcers:
 
         Raises UnavailableError if what the GPUs report is not to be believed.
         """
-        if self._finding_out is None:
-            self._finding_out = asyncio.create_task(self._find_out(gpus))
+        finding = self._finding_out or asyncio.create_task(self._find_out(gpus))
+        self._finding_out = finding
         try:
-            await asyncio.wait({self._finding_out}, timeout=self._limit_s)
+            await asyncio.wait({finding}, timeout=self._limit_s)
         except asyncio.CancelledError:
-            self._finding_out.cancel()
+            finding.cancel()
             raise
-        if self._finding_out.done():
-            found, self._finding_out = self._finding_out, None
+        if finding.done():
+            if self._finding_out is finding:
+                self._finding_out = None
             self._limit_s = FIND_OUT_S
-            found.result()
+            if not finding.cancelled():
+                finding.result()
         for enforcer in self.by_name.values():
             if reason := enforcer.unready_reason():
                 raise UnavailableError(reason)

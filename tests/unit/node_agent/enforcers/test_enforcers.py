@@ -348,6 +348,17 @@ async def test_an_enforcer_that_hangs_delays_no_probe_after_the_first(
         await enforcers.find_out(())
 
 
+async def test_two_probes_at_once_wait_for_the_same_enforcers() -> None:
+    hanging = HangingEnforcer()
+    enforcers = Enforcers((hanging,))
+
+    probes = asyncio.gather(*(enforcers.find_out(()) for _ in range(2)), return_exceptions=True)
+    await asyncio.sleep(0)
+    hanging.released.set()
+
+    assert [str(error) for error in await probes] == 2 * ["the agent itself is limited"]
+
+
 async def test_an_enforcer_that_hangs_delays_no_cleanup_by_others(world: World) -> None:
     entry = await world.prepared()
     if not isinstance(world.enforcer, FakeEnforcer):
