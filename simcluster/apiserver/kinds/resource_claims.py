@@ -33,13 +33,13 @@ class ResourceClaimStrategy(KindStrategy):
     """A claim's spec is immutable; `status.devices` lists allocated devices only."""
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Set the defaults of requests, and drop the status."""
+        """Drop the status."""
         obj.pop("status", None)
-        set_request_defaults(obj.get("spec") or {})
         refuse_admin_access("ResourceClaim", obj, obj.get("spec") or {}, cluster)
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Drop the devices' status together with the allocation."""
+        """Set those of requests; drop the devices' status together with the allocation."""
+        set_request_defaults(obj.get("spec") or {})
         status = obj.get("status")
         if isinstance(status, dict) and not status.get("allocation"):
             status.pop("devices", None)
@@ -79,10 +79,13 @@ class ResourceClaimTemplateStrategy(KindStrategy):
     """The spec of a template is immutable."""
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Set the defaults of requests."""
+        """Refuse access to all devices where the namespace does not have it."""
         spec = (obj.get("spec") or {}).get("spec") or {}
-        set_request_defaults(spec)
         refuse_admin_access("ResourceClaimTemplate", obj, spec, cluster)
+
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
+        """Set those of requests."""
+        set_request_defaults((obj.get("spec") or {}).get("spec") or {})
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """Refuse a change of the spec."""

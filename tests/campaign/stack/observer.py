@@ -198,7 +198,9 @@ class Observer:
             pipe.info("keyspace")
             *rows, gone, windows, entries, count, info = await pipe.execute()
         raw = dict(zip(names, rows, strict=True)) | {"gone": dict.fromkeys(gone, b"")}
-        used = {name.decode(): json.loads(text)["used_units"] for name, text in windows.items()}
+        used = {
+            name.decode(): json.loads(text).get("used_units", 0) for name, text in windows.items()
+        }
         charges = self._all_charges(entries, count)
         return decode(
             raw,

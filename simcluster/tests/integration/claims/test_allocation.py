@@ -427,6 +427,10 @@ async def test_a_claims_spec_is_immutable(store: ObjectStore) -> None:
     spec = {"devices": {"requests": [exactly("1Gi")]}}
     store.create("resourceclaims", {"metadata": meta, "spec": spec})
 
+    same = {
+        "spec": {"devices": {"requests": [exactly("1Gi")]}}
+    }  # as `kubectl apply` sends it again
+    store.patch("resourceclaims", "default", "own", same)
     changed: Json = {"spec": {"devices": {"requests": []}}}
 
     with pytest.raises(ApiError, match="field is immutable"):
