@@ -83,10 +83,11 @@ class Enforcers:
 
         Raises UnavailableError if what the GPUs report is not to be believed.
         """
-        finding = self._finding_out or asyncio.create_task(self._find_out(gpus))
-        self._finding_out = finding
+        if self._finding_out is None:
+            self._finding_out = asyncio.create_task(self._find_out(gpus))
+        finding = self._finding_out
         try:
-            await asyncio.wait({finding}, timeout=self._limit_s)
+            await asyncio.wait({self._finding_out}, timeout=self._limit_s)
         except asyncio.CancelledError:
             finding.cancel()
             raise
