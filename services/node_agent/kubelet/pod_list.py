@@ -84,12 +84,12 @@ def _uid(pod: ApiObject) -> PodUid:
 
 
 def _deletion(pod: DeletedPod) -> tuple[PodUid, Deletion | None]:
-    found = pod.metadata
-    uid = PodUid(found.uid)
-    if found.deletion_timestamp is None:
+    meta = pod.metadata
+    uid = PodUid(meta.uid)
+    if meta.deletion_timestamp is None:
         return uid, None
-    grace_s = found.deletion_grace_period_seconds
-    killed_at = found.deletion_timestamp.timestamp()
+    grace_s = meta.deletion_grace_period_seconds
+    killed_at = meta.deletion_timestamp.timestamp()
     return uid, Deletion(killed_at, math.inf if grace_s is None else grace_s)
 
 

@@ -71,9 +71,9 @@ async def test_trials_on_several_gpus_at_once_do_not_disturb_each_other(node: Li
     node.driver.create(*gpus)
     setter = node.setter()
 
-    found = await asyncio.gather(*(setter.accounting(DeviceUuid(made.uuid)) for made in gpus))
+    drivers = await asyncio.gather(*(setter.accounting(DeviceUuid(made.uuid)) for made in gpus))
 
-    assert {driver.accounting for driver in found} == {Accounting.DMEM}
+    assert {driver.accounting for driver in drivers} == {Accounting.DMEM}
 
 
 @BOTH
